@@ -1,0 +1,50 @@
+"""rlkit: reinforcement learning of language models from a notebook. Public names load when first used."""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "Batch": "rlkit.batch",
+    "Column": "rlkit.store",
+    "ModelSpec": "rlkit.config",
+    "Layout": "rlkit.config",
+    "SamplingParams": "rlkit.config",
+    "OptimConfig": "rlkit.config",
+    "MetricLog": "rlkit.metrics",
+    "Trace": "rlkit.trace",
+    "TorchEngine": "rlkit.engines",
+    "TorchBackend": "rlkit.backends",
+    "RolloutWorker": "rlkit.workers",
+    "ActorWorker": "rlkit.workers",
+    "ReferenceWorker": "rlkit.workers",
+    "WorkerContext": "rlkit.workers",
+    "launch": "rlkit.cluster",
+    "WorkerGroup": "rlkit.cluster",
+    "Resharder": "rlkit.reshard",
+    "plan_reshard": "rlkit.reshard",
+    "score": "rlkit.tasks",
+    "evaluate": "rlkit.tasks",
+}
+_MODULES = (
+    "algo", "backends", "batch", "cluster", "config", "device", "engines", "metrics", "models", "nb", "recipes",
+    "reshard", "tasks", "trace", "viz", "workers",
+)  # fmt: skip
+
+__all__ = sorted([*_NAMES, *_MODULES, "__version__"])  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NAMES:
+        value = getattr(importlib.import_module(_NAMES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"rlkit.{name}")
+    else:
+        raise AttributeError(f"rlkit has no {name!r}; it has {', '.join(__all__)}.")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

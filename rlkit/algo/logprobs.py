@@ -1,0 +1,88 @@
+"""From logits to logprobs and entropy, and the one place that knows of the shift by one.
+
+A decoder's logits at position s predict the token at position s + 1. ``next_token_rows`` is that
+shift; everywhere else row t of the logits already *predicts* ``tokens[t]``.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def next_token_rows(
+    starts: Int[Tensor, " B"],
+    prompt_lengths: Int[Tensor, " B"],
+    response_lengths: Int[Tensor, " B"],
+) -> Int[Tensor, " N"]:
+    """For each response token, the row of the packed logits that predicts it.
+
+    Sequence i lies at starts[i] of the packed tokens, its prompt and then its response. Token t of
+    the response lies at starts[i] + prompt_lengths[i] + t, and the row before it predicts it.
+    All arguments [B]; returns [N], N the sum of response_lengths, responses in order.
+    """
+    if len(prompt_lengths) and int(prompt_lengths.min()) < 1:
+        raise ValueError(
+            f"prompt_lengths: got {int(prompt_lengths.min())}, need at least 1: no row of logits "
+            "predicts the first token of a sequence. Begin each prompt with a token, such as a "
+            "start-of-text token."
+        )
+    first = starts + prompt_lengths - 1  # row that predicts token 0 of each response
+    offset = response_lengths.cumsum(0) - response_lengths  # where it goes in the result
+    within = torch.arange(int(response_lengths.sum()), device=starts.device)
+    return (first - offset).repeat_interleave(response_lengths) + within
+
+
+def logprobs_from_logits(
+    logits: Float[Tensor, "*N V"],
+    tokens: Int[Tensor, "*N"],
+    *,
+    temperature: int | float | Tensor = 1.0,
+) -> Float[Tensor, "*N"]:
+    """Log-probability of each token: its logit minus the logsumexp of its row.
+
+    logits [N, V] or [B, T, V], row t *predicts* tokens[t]; tokens [N] or [B, T] -> the same shape,
+    at least float32. temperature divides the logits and must be the one that sampled: a number, or
+    a tensor of the leading axes of tokens ([N], or [B] or [B, T]). 0 marks greedy sampling, whose
+    own logprobs would all be 0: it counts as 1, the model's distribution.
+    """
+    if logits.shape[:-1] != tokens.shape:
+        raise ValueError(
+            f"tokens: got shape {tuple(tokens.shape)}, need {tuple(logits.shape[:-1])}, one a row "
+            "of logits. Pick the rows that predict them with next_token_rows."
+        )
+    scaled = _over_temperature(logits, temperature)  # [*N, V]
+    return scaled.gather(-1, tokens[..., None])[..., 0] - scaled.logsumexp(-1)
+
+
+def entropy_from_logits(
+    logits: Float[Tensor, "*N V"], *, temperature: int | float | Tensor = 1.0
+) -> Float[Tensor, "*N"]:
+    """Entropy in nats of each row's distribution, −∑ p log p.
+
+    logits [N, V] or [B, T, V] -> [N] or [B, T], at least float32; temperature as in
+    ``logprobs_from_logits``. Tokens ruled out by a logit of −inf add nothing, to value or gradient.
+    """
+    logprobs = _over_temperature(logits, temperature).log_softmax(-1)  # [*N, V]
+    lowest = torch.finfo(logprobs.dtype).min  # not -inf: 0 * -inf is NaN
+    return -(logprobs.exp() * logprobs.clamp(min=lowest)).sum(-1)
+
+
+def _over_temperature(logits: Tensor, temperature: int | float | Tensor) -> Tensor:
+    """Logits in at least float32 over the temperature; 0 counts as 1. Copies only if it must."""
+    if logits.dtype in (torch.float16, torch.bfloat16):
+        logits = logits.float()
+    if not isinstance(temperature, Tensor):
+        if not temperature >= 0:
+            raise ValueError(
+                f"temperature: got {temperature}, need a number >= 0. Pass the one that sampled "
+                "(0 is greedy)."
+            )
+        return logits if temperature in (0, 1) else logits / temperature
+    lead = logits.shape[: temperature.ndim]
+    if temperature.ndim >= logits.ndim or temperature.shape != lead:
+        raise ValueError(
+            f"temperature: got shape {tuple(temperature.shape)}, need a number or the leading axes "
+            f"of {tuple(logits.shape[:-1])}. Pass batch['temperature'] of the same rows."
+        )
+    safe = torch.where(temperature == 0, 1.0, temperature).to(logits.dtype)
+    return logits / safe.reshape(*lead, *[1] * (logits.ndim - safe.ndim))

@@ -1,0 +1,53 @@
+"""A micro-batch as one packed sequence of tokens: prompt and response of each row, end to end, no padding."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlkit.algo.logprobs import next_token_rows
+from rlkit.batch import Batch
+from rlkit.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """S rows of N tokens in all, M of them response tokens."""
+
+    ids: Tensor
+    """[N] int64, on the device."""
+    lengths: Tensor
+    """[S] int64: tokens of each row that the model reads."""
+    predict: Tensor
+    """[M] int64: place in ``ids`` whose logits predict each response token."""
+    targets: Rows
+    """Response tokens of the S rows."""
+    temperature: Tensor
+    """[M] fp32: sampling temperature of each response token."""
+
+
+def pack(batch: Batch, *, device: torch.device) -> Packed:
+    """Pack prompt_ids and response_ids of a batch; a response's last token predicts nothing and is left out."""
+    prompts, responses = batch._column("prompt_ids").load(batch.uids), batch._column("response_ids").load(batch.uids)
+    if len(batch) and int(prompts.lengths.min()) < 1:
+        raise ValueError("prompt_ids: got an empty prompt, need at least one token to predict the response from.")
+    read = (responses.lengths - 1).clamp(min=0)
+    pieces = [
+        piece
+        for prompt, response, n in zip(
+            prompts.unpack(), responses.unpack(), read.tolist(), strict=True
+        )
+        for piece in (prompt, response[:n])
+    ]
+    lengths = prompts.lengths + read
+    starts = lengths.cumsum(0) - lengths
+    temperature = torch.ones(len(batch))
+    if "temperature" in batch:
+        temperature = batch["temperature"].to("cpu", torch.float32)
+    return Packed(
+        ids=torch.cat(pieces).to(device) if pieces else torch.zeros(0, dtype=torch.int64, device=device),
+        lengths=lengths,
+        predict=next_token_rows(starts, prompts.lengths, responses.lengths).to(device),
+        targets=Rows(responses.values.to(device), responses.lengths),
+        temperature=temperature.repeat_interleave(responses.lengths).to(device),
+    )

@@ -1,0 +1,148 @@
+"""TorchBackend: forward, backward and AdamW of a decoder on one device, gradients summed over data-parallel ranks."""
+
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit.algo.logprobs import entropy_from_logits, logprobs_from_logits
+from rlkit.backends.packing import Packed, pack
+from rlkit.batch import Batch
+from rlkit.config import Layout, OptimConfig
+from rlkit.models.attention import PackedAttention, positions
+from rlkit.models.pretrained import Pretrained, load_weights
+from rlkit.rows import Rows
+from rlkit.types import LossFn
+
+logger = logging.getLogger("rlkit.backends")
+
+
+class TorchBackend:
+    """Trains a decoder. ``reduce`` sums a flat tensor over data-parallel ranks in place (None: one rank)."""
+
+    def __init__(
+        self,
+        model: Pretrained,
+        *,
+        device: torch.device | str = "cpu",
+        lr: float = 1e-6,
+        optim: OptimConfig | None = None,
+        reduce: Any = None,
+        dp_size: int = 1,
+    ) -> None:
+        if lr < 0:
+            raise ValueError(f"lr: got {lr}, need at least 0.")
+        self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
+        self.decoder = model.build(device=device)
+        self.optimizer = torch.optim.AdamW(
+            self.decoder.parameters(),
+            lr=lr,
+            betas=self.optim.betas,
+            eps=self.optim.eps,
+            weight_decay=self.optim.weight_decay,
+        )
+        self.num_steps = 0
+        self._reduce, self._dp_size = reduce, dp_size
+
+    @property
+    def layout(self) -> Layout:
+        """Whole model on each of dp ranks."""
+        return Layout(dp=self._dp_size)
+
+    def forward(self, batch: Batch, *, entropy: bool = False) -> tuple[Rows, Rows | None]:
+        """Logprobs, and entropies if asked for, of the response tokens of B rows, unpadded, in host memory."""
+        with torch.inference_mode():
+            packed = pack(batch, device=self.device)
+            logprobs, entropies = self._logprobs(packed, entropy=entropy)
+            lengths = packed.targets.lengths
+        return Rows(logprobs.cpu(), lengths), Rows(entropies.cpu(), lengths) if entropy else None
+
+    def forward_backward(self, batch: Batch, loss_fn: LossFn) -> dict[str, Tensor]:
+        """Add the gradient of one micro-batch's share of the loss; returns its share of each metric."""
+        packed = pack(batch, device=self.device)
+        wants_entropy = "entropy" in inspect.signature(loss_fn).parameters
+        logprobs, entropies = self._logprobs(packed, entropy=wants_entropy)
+        lengths = packed.targets.lengths
+        batch.device = self.device
+        more = {"entropy": Rows(entropies, lengths).padded()} if wants_entropy else {}
+        result = loss_fn(Rows(logprobs, lengths).padded(), batch, **more)  # [B, T]
+        loss, metrics = check_loss(result)
+        if loss.requires_grad:
+            loss.backward()
+        return metrics | {"policy/loss": loss.detach()}
+
+    def _logprobs(self, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Packed logprobs [M] and entropies [M] (empty unless asked for)."""
+        attend = PackedAttention(packed.lengths)
+        hidden = self.decoder(packed.ids, positions(packed.lengths), attend)
+        logits = self.decoder.logits(hidden[packed.predict])  # [M, V]
+        logprobs = logprobs_from_logits(logits, packed.targets.values, temperature=packed.temperature)
+        if not entropy:
+            return logprobs, logprobs.new_zeros(0)
+        return logprobs, entropy_from_logits(logits, temperature=packed.temperature)
+
+    def step(self) -> dict[str, float]:
+        """One AdamW step on the gradients summed over micro-batches and ranks, clipped by their global norm.
+
+        A norm that is not finite leaves the weights alone and is counted.
+        """
+        parameters = list(self.decoder.parameters())
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        if self._reduce is not None:
+            flat = torch.cat([p.grad.reshape(-1) for p in parameters])
+            self._reduce(flat)
+            for parameter, grad in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                parameter.grad.copy_(grad.view_as(parameter))
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm))
+        rate = self.lr * self.optim.lr_schedule(self.num_steps)
+        finite = norm == norm and norm != float("inf")
+        if finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            self.num_steps += 1
+        else:
+            logger.warning("gradient norm is %s: optimizer step skipped, weights unchanged", norm)
+        self.optimizer.zero_grad(set_to_none=True)
+        return {"grad_norm": norm, "lr": rate, "skipped_steps": float(not finite)}
+
+    def zero_grad(self) -> None:
+        """Forget gradients, those of an interrupted step for instance."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Weights by Hugging Face name, detached, not copied."""
+        return self.decoder.weights()
+
+    def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the weights; the optimizer's moments stay."""
+        load_weights(self.decoder, weights)
+
+
+def check_loss(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """The (scalar, metrics) that a loss returned; errors say what it returned in place of it."""
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+        raise TypeError(
+            f"loss_fn: got {type(result).__name__} back, need (scalar loss, dict of 0-d tensors)."
+        )
+    loss, metrics = result
+    if not isinstance(loss, Tensor) or loss.ndim != 0:
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise TypeError(
+            f"loss_fn: got a loss of shape {shape}, need a 0-d tensor. Average with batch.token_mean(...)."
+        )
+    out = {}
+    for name, value in metrics.items():
+        value = torch.as_tensor(value, device=loss.device)
+        if value.ndim != 0:
+            raise TypeError(
+                f"loss_fn: metric {name!r} has shape {tuple(value.shape)}, need a 0-d tensor: reduce it with "
+                "batch.token_mean(...)."
+            )
+        out[name] = value.detach().to(torch.float64)
+    return loss, out

@@ -1,0 +1,6 @@
+"""Clusters: launch, spawn, respawn, shutdown; groups of workers."""
+
+from rlkit.cluster.group import Future, WorkerGroup
+from rlkit.cluster.launch import launch
+
+__all__ = ["Future", "WorkerGroup", "launch"]

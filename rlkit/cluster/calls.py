@@ -1,0 +1,90 @@
+"""What happens to the arguments and results of a group call, the same locally and on Ray."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from rlkit.batch import Batch
+from rlkit.functions import Shipped, ship
+from rlkit.metrics import StepMetrics
+from rlkit.store import Column
+from rlkit.types import RowStore
+
+
+def outgoing(value: Any, store: RowStore | None) -> Any:
+    """An argument as it travels: batches and columns in the cluster's store, functions by value."""
+    if isinstance(value, Batch):
+        return value.on(store or value.store)
+    if isinstance(value, Column):
+        return value if store is None else value.on(store)
+    if callable(value) and not isinstance(value, type):
+        return ship(value)
+    return value
+
+
+def incoming(value: Any) -> Any:
+    """The argument as the worker sees it."""
+    return value.load() if isinstance(value, Shipped) else value
+
+
+def merge(results: Sequence[Any], batch: Batch | None) -> Any:
+    """One result a rank -> the result of the call: rows joined in rank order, metrics reduced, else a list."""
+    first = results[0]
+    if isinstance(first, Batch):
+        return Batch.concat(results)
+    if isinstance(first, Column):
+        uids = first.uids if batch is None else batch.uids
+        parts = [part for column in results for part in column.parts]
+        return Column(first.name, first.store, uids, parts, expands=first.expands)
+    if isinstance(first, StepMetrics):
+        return StepMetrics.merge(results)
+    if all(result is None for result in results):
+        return None
+    return first if len(results) == 1 else list(results)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An exception of a worker, with the traceback it had there."""
+
+    error: BaseException
+    traceback: str
+    worker: str
+
+    @classmethod
+    def of(cls, error: BaseException, worker: str) -> "Failure":
+        """Wrap the exception being handled; one that can't travel goes as a RuntimeError of its text."""
+        text = traceback.format_exc()
+        try:
+            cloudpickle.loads(cloudpickle.dumps(error))
+        except Exception:
+            error = RuntimeError(f"{type(error).__name__}: {error}")
+        return cls(error, text, worker)
+
+    def throw(self) -> None:
+        """Raise it here, with the worker's name and traceback as a note."""
+        self.error.add_note(f"on worker {self.worker}:\n{self.traceback}")
+        raise self.error
+
+
+def public_methods(cls: type) -> dict[str, Callable[..., Any]]:
+    """Methods of a worker class that a group offers."""
+    return {
+        name: value
+        for name in dir(cls)
+        if not name.startswith("_") and callable(value := getattr(cls, name)) and not isinstance(value, type)
+    }
+
+
+def default_name(cls: type, taken: Sequence[str]) -> str:
+    """Group name of a class: ``actor`` for ActorWorker; a second one is ``actor_2``."""
+    base = "".join("_" + c.lower() if c.isupper() else c for c in cls.__name__).strip("_")
+    base = base.removesuffix("_worker") or "worker"
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base}_{number}"
+    return name

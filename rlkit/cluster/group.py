@@ -1,0 +1,182 @@
+"""WorkerGroup: the worker's own method names, run on all its ranks."""
+
+import html
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from rlkit import trace
+from rlkit.batch import Batch
+from rlkit.cluster.calls import outgoing, public_methods
+from rlkit.store import Column
+from rlkit.types import RowStore
+from rlkit.workers.stages import stage_of
+
+_calls = itertools.count()
+
+
+class Transport(Protocol):
+    """How calls reach the ranks of a group."""
+
+    def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
+        """Begin the call on all ranks; returns a ticket."""
+        ...
+
+    def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
+        """Wait for a ticket's ranks; the merged result."""
+        ...
+
+    def done(self, ticket: Any) -> bool:
+        """Whether all ranks have ended the call."""
+        ...
+
+    @property
+    def processes(self) -> tuple[Any, ...]:
+        """Identity of the processes."""
+        ...
+
+
+class Future:
+    """A group call that runs: ``result()`` waits for it, once or often."""
+
+    def __init__(self, finish: Callable[[float | None], Any], done: Callable[[], bool], what: str) -> None:
+        self._finish, self._done, self._what = finish, done, what
+        self._result: list[Any] = []
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """The call's result; its error is raised here. TimeoutError names the call (default: the cluster's limit)."""
+        if not self._result:
+            self._result.append(self._finish(timeout_s))
+        return self._result[0]
+
+    def done(self) -> bool:
+        """Whether it has ended; never waits."""
+        return bool(self._result) or self._done()
+
+    def __repr__(self) -> str:
+        return f"Future({self._what}, {'done' if self.done() else 'running'})"
+
+
+class WorkerGroup:
+    """``n`` workers of one class behind the class's own methods.
+
+    A call runs on every rank; workers take their share of a batch by rank. Results come back joined: rows in order,
+    metrics reduced. Methods that make a column return it at once, still being computed. ``group.submit.method(...)``
+    returns a future.
+    """
+
+    def __init__(
+        self,
+        cls: type,
+        name: str,
+        n: int,
+        *,
+        transport: Transport,
+        store: RowStore | None,
+        describe: Callable[[], list[dict[str, Any]]],
+    ) -> None:
+        self.cls, self.name, self.n = cls, name, n
+        self.methods = public_methods(cls)
+        self._transport, self._store, self._describe = transport, store, describe
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the worker is an object of this process."""
+        return self._store is None
+
+    @property
+    def processes(self) -> tuple[Any, ...]:
+        """Identity of the group's processes: differs after a respawn."""
+        return self._transport.processes
+
+    @property
+    def submit(self) -> "_Submit":
+        """``group.submit.generate(prompts, n=8)`` starts the call and returns a Future."""
+        return _Submit(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        methods = self.__dict__.get("methods", {})
+        if name in methods:
+            return lambda *args, **kwargs: self._call(name, args, kwargs)
+        if isinstance(getattr(self.__dict__.get("cls"), name, None), property):
+            values = self._start("__getattribute__", (name,), {}).result()
+            ranks = values if isinstance(values, list) else [values]
+            return ranks[0] if all(value == ranks[0] for value in ranks) else ranks
+        raise AttributeError(
+            f"{self.__dict__.get('name')}: got {name!r}, need one of {sorted(methods)}."
+        )
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.methods})
+
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        future = self._start(name, args, kwargs)
+        column = getattr(self.methods[name], "__rlkit_column__", None)
+        batch = _first_batch(args, kwargs)
+        if column is None or batch is None or self._store is None:
+            return future.result()
+        return Column(column, self._store, batch.uids, lambda: future.result().parts)
+
+    def _start(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future:
+        method = self.methods.get(name)
+        prepare = getattr(method, "__rlkit_prepare__", None)
+        if prepare is not None:
+            kwargs = prepare(*args, **kwargs)
+        batch = _first_batch(args, kwargs)
+        args = tuple(outgoing(value, self._store) for value in args)
+        kwargs = {key: outgoing(value, self._store) for key, value in kwargs.items()}
+        stage = trace.label(stage_of(method, name))
+        ticket = self._transport.start(name, args, kwargs, stage, next(_calls))
+        return Future(
+            lambda timeout_s: self._transport.finish(ticket, batch, timeout_s),
+            lambda: self._transport.done(ticket),
+            f"{self.name}.{name}",
+        )
+
+    def frame(self) -> Any:
+        """DataFrame, a row a worker: name, rank, device, node, process id."""
+        import pandas as pd
+
+        return pd.DataFrame(self._describe())
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __repr__(self) -> str:
+        return f"WorkerGroup({self.name!r}, {self.n} x {self.cls.__name__})"
+
+    def _repr_html_(self) -> str:
+        return table(f"WorkerGroup {self.name}: {self.n} x {self.cls.__name__}", self._describe())
+
+
+class _Submit:
+    """Calls that return futures."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
+
+    def __getattr__(self, name: str) -> Callable[..., Future]:
+        if name not in self._group.methods:
+            raise AttributeError(f"{self._group.name}: got {name!r}, need one of {sorted(self._group.methods)}.")
+        return lambda *args, **kwargs: self._group._start(name, args, kwargs)
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._group.methods)
+
+
+def _first_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Batch | None:
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Batch)), None)
+
+
+def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
+    """At most ten rows as an HTML table."""
+    if not rows:
+        return f"<b>{html.escape(title)}</b>"
+    head = "".join(f"<th>{html.escape(str(key))}</th>" for key in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>" for row in rows[:10]
+    )
+    more = f"<p>and {len(rows) - 10} more</p>" if len(rows) > 10 else ""
+    return f"<b>{html.escape(title)}</b><table><tr>{head}</tr>{body}</table>{more}"

@@ -1,0 +1,143 @@
+"""The cluster of one process: the same lines, no Ray. Calls run at once, in the caller's thread."""
+
+import os
+import time
+from typing import Any
+
+from rlkit import trace
+from rlkit.batch import Batch
+from rlkit.cluster.calls import default_name, incoming, merge
+from rlkit.cluster.group import WorkerGroup, table
+from rlkit.config import Layout
+from rlkit.functions import ship
+from rlkit.workers.context import WorkerContext
+
+
+class LocalCluster:
+    """Workers as objects of this process; made by ``rk.launch(backend="local")``."""
+
+    def __init__(self, *, device: str, seed: int) -> None:
+        self.device, self.seed, self.num_devices = device, seed, 1
+        self.groups: dict[str, WorkerGroup] = {}
+        self.open = True
+
+    def spawn(
+        self,
+        cls: type,
+        *args: Any,
+        n: int = 1,
+        layout: Layout | None = None,
+        colocate_with: WorkerGroup | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> WorkerGroup:
+        """One worker of ``cls(*args, **kwargs)`` in this process; several need a Ray cluster."""
+        if not self.open:
+            raise RuntimeError("cluster: it was shut down; launch a new one.")
+        if n != 1 or (layout is not None and layout.num_devices != 1):
+            raise ValueError(
+                f"spawn: got {n} workers, need n=1: backend='local' has one process. "
+                "Use rk.launch() for a Ray cluster."
+            )
+        name = name or default_name(cls, list(self.groups))
+        transport = _InProcess(self, cls, args, kwargs, name)
+        group = WorkerGroup(
+            cls, name, 1, transport=transport, store=None, describe=transport.describe
+        )
+        self.groups[name] = group
+        return group
+
+    def respawn(self, group: WorkerGroup) -> None:
+        """Build the group's worker again, from the class as it is now; its state is lost."""
+        group._transport.build()
+
+    def shutdown(self) -> None:
+        """Forget the workers."""
+        self.groups.clear()
+        self.open = False
+
+    def frame(self) -> Any:
+        """DataFrame, a row a worker."""
+        import pandas as pd
+
+        return pd.DataFrame([row for group in self.groups.values() for row in group._describe()])
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"LocalCluster({self.device}, {len(self.groups)} groups)"
+
+    def _repr_html_(self) -> str:
+        return table("Local cluster", [row for g in self.groups.values() for row in g._describe()])
+
+
+class _InProcess:
+    """Calls to one object of this process."""
+
+    def __init__(self, cluster: LocalCluster, cls: type, args: Any, kwargs: Any, name: str) -> None:
+        self.cluster, self.cls, self.args, self.kwargs, self.name = cluster, cls, args, kwargs, name
+        self.build()
+
+    def build(self) -> None:
+        kwargs = dict(self.kwargs)
+        if accepts_context(self.cls):
+            kwargs["context"] = WorkerContext(
+                name=self.name, device=self.cluster.device, seed=self.cluster.seed
+            )
+        self.worker = ship(self.cls).load()(*self.args, **kwargs)
+
+    def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
+        if not self.cluster.open:
+            raise RuntimeError(f"{self.name}.{method}: the cluster was shut down; launch a new one.")
+        batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
+        start = time.time()
+        result = getattr(self.worker, method)(
+            *map(incoming, args), **{key: incoming(value) for key, value in kwargs.items()}
+        )
+        trace.current().add(
+            trace.Span(
+                stage=stage,
+                start_s=start,
+                end_s=time.time(),
+                worker=f"{self.name}/0",
+                rows=0 if batch is None else len(batch),
+                tokens=count_tokens(stage, batch, result),
+                version=getattr(self.worker, "version", 0),
+                devices=self.cluster.num_devices,
+                call=call,
+            )
+        )
+        return result
+
+    def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
+        return merge([ticket], batch)
+
+    def done(self, ticket: Any) -> bool:
+        return True
+
+    @property
+    def processes(self) -> tuple[Any, ...]:
+        return (id(self.worker),)
+
+    def describe(self) -> list[dict[str, Any]]:
+        return [
+            {"worker": f"{self.name}/0", "class": self.cls.__name__, "device": self.cluster.device,
+             "node": "local", "pid": os.getpid()}
+        ]  # fmt: skip
+
+
+def accepts_context(cls: type) -> bool:
+    """Whether a worker class asks for its place in the cluster."""
+    import inspect
+
+    return "context" in inspect.signature(cls).parameters
+
+
+def count_tokens(stage: str, batch: Batch | None, result: Any) -> int:
+    """Tokens a call handled: of the batch it made, or else of the one it was given."""
+    made = result if isinstance(result, Batch) else batch
+    return 0 if made is None else int(made.num_tokens.sum())

@@ -1,0 +1,125 @@
+"""RayStore: one store actor a node; a process writes to its own node's and reads from whichever has the rows."""
+
+import os
+import time
+import uuid
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlkit.rows import Rows
+from rlkit.store import Column, Part, Shelf, new_key
+
+
+class StoreActor:
+    """Keeps rows on one node; runs as a Ray actor."""
+
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+
+    def put(self, key: str, uids: np.ndarray, rows: Rows) -> None:
+        """Keep rows under ``key``."""
+        self.shelf.put(key, uids, rows)
+
+    def get(self, requests: Sequence[tuple[str, np.ndarray]]) -> list[Rows]:
+        """Rows of each (key, uids)."""
+        return [self.shelf.get(key, uids) for key, uids in requests]
+
+    def free(self, keys: Sequence[str]) -> None:
+        """Forget keys."""
+        for key in keys:
+            self.shelf.free(key)
+
+    def stats(self) -> dict[str, int]:
+        """Keys and bytes held, and the process id."""
+        return {"keys": len(self.shelf), "nbytes": self.shelf.nbytes, "pid": os.getpid()}
+
+
+class RayStore:
+    """Client of the store actors, one in each process; the driver's owns the rows and frees them."""
+
+    def __init__(self, actors: dict[str, Any], *, timeout_s: float) -> None:
+        self.actors, self.timeout_s = actors, timeout_s
+        self.owner = True
+        self.run: Callable[..., Column] | None = None  # set by the cluster: runs a function beside the data
+        self._name = uuid.uuid4().hex[:8]
+        self._here: str | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"actors": self.actors, "timeout_s": self.timeout_s}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+        self.owner = False
+
+    @property
+    def place(self) -> str:
+        """Node id of this process, or a node that has a store."""
+        if self._here is None:
+            import ray
+
+            node = ray.get_runtime_context().get_node_id()
+            self._here = node if node in self.actors else next(iter(self.actors))
+        return self._here
+
+    def put(self, name: str, uids: np.ndarray, rows: Rows) -> Part:
+        """Keep rows on this node."""
+        key = new_key(name, f"{self._name}.{os.getpid()}")
+        self._get([self.actors[self.place].put.remote(key, uids, rows)], f"writing {name!r}")
+        part = Part(key=key, place=self.place, uids=uids, rows=rows, name=name)
+        return self.adopt(part) if self.owner else part
+
+    def adopt(self, part: Part) -> Part:
+        """Free the part's rows when this process no longer names it."""
+        weakref.finalize(part, _free, weakref.ref(self), part.place, part.key).atexit = False
+        return part
+
+    def fetch(self, requests: Sequence[tuple[Part, np.ndarray]]) -> list[Rows]:
+        """Rows of each (part, uids), one message a node."""
+        by_place: dict[str, list[int]] = defaultdict(list)
+        for i, (part, _) in enumerate(requests):
+            by_place[part.place].append(i)
+        refs = [
+            self.actors[place].get.remote([(requests[i][0].key, requests[i][1]) for i in indices])
+            for place, indices in by_place.items()
+        ]
+        names = sorted({part.key.split("#")[0] for part, _ in requests})
+        found: list[Any] = [None] * len(requests)
+        for indices, rows in zip(by_place.values(), self._get(refs, f"reading {names}"), strict=True):
+            for i, row in zip(indices, rows, strict=True):
+                found[i] = row
+        return found
+
+    def apply(self, call: Callable[[Any], Rows], batch: Any, name: str) -> Column:
+        """Run ``call`` in a process of the cluster, never in the driver."""
+        if self.run is None:
+            raise RuntimeError(
+                f"{name}: called inside a worker, where no runner is known; call it on the driver."
+            )
+        return self.run(call, batch, name)
+
+    def _get(self, refs: list[Any], what: str) -> list[Any]:
+        import ray
+
+        start = time.time()
+        try:
+            return ray.get(refs, timeout=self.timeout_s)
+        except ray.exceptions.GetTimeoutError as error:
+            raise TimeoutError(
+                f"store: {what} took over {time.time() - start:.0f} s (limit {self.timeout_s:.0f} s); the store's node is "
+                "overloaded or gone. Raise rk.launch(timeout_s=...) or look at cluster.frame()."
+            ) from error
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        except ray.exceptions.RayActorError as error:
+            raise RuntimeError(f"store: {what} failed: the node's store process is gone ({error}).") from error
+
+
+def _free(store: weakref.ref, place: str, key: str) -> None:
+    """Finalizer of an owned part; a store that is closed has nothing left to free."""
+    live = store()
+    if live is not None and place in live.actors:
+        live.actors[place].free.remote([key])

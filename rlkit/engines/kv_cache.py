@@ -1,0 +1,83 @@
+"""Keys and values of running rows: a fixed number of slots, the running rows always the first ones."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rlkit.config import ModelSpec
+from rlkit.models.attention import PackedAttention
+
+
+class KVCache:
+    """Cache [layers, 2, slots, K, max_len, D]; slot i holds ``lengths[i]`` tokens."""
+
+    def __init__(
+        self, spec: ModelSpec, *, num_slots: int, max_len: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        shape = (spec.num_layers, 2, num_slots, spec.num_kv_heads, max_len, spec.head_dim)
+        self.data = torch.zeros(shape, device=device, dtype=dtype)
+        self.lengths = torch.zeros(num_slots, dtype=torch.int64)
+
+    @property
+    def num_slots(self) -> int:
+        """Rows the cache can hold."""
+        return self.data.shape[2]
+
+    @property
+    def max_len(self) -> int:
+        """Tokens a row can hold."""
+        return self.data.shape[4]
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy slots ``source`` [N] onto slots ``target`` [N]."""
+        if len(source):
+            longest = int(self.lengths[source].max())
+            device = self.data.device
+            self.data[:, :, target.to(device), :, :longest] = self.data[:, :, source.to(device), :, :longest]
+            self.lengths[target] = self.lengths[source]
+
+
+class Prefill:
+    """Attention of whole prompts that also fills the cache: prompt j, computed once, goes to its first slot."""
+
+    def __init__(self, cache: KVCache, lengths: Tensor, slots: Tensor) -> None:
+        self.cache, self.packed = cache, PackedAttention(lengths)
+        self.slots, self.longest = slots.to(cache.data.device), int(lengths.max())
+        cache.lengths[slots] = lengths
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [N, H, D], k and v [N, K, D] of packed prompts -> [N, H, D]."""
+        data = self.cache.data[layer]
+        data[0, self.slots, :, : self.longest] = self.packed.pad(k)
+        data[1, self.slots, :, : self.longest] = self.packed.pad(v)
+        return self.packed(layer, q, k, v)
+
+
+class Decode:
+    """Attention of one new token for each of the first ``num`` slots, appended to the cache."""
+
+    def __init__(self, cache: KVCache, num: int) -> None:
+        lengths = cache.lengths[:num]
+        self.cache, self.num, device = cache, num, cache.data.device
+        self.last, self.width = int(lengths[0]), int(lengths.max()) + 1
+        self.even = bool((lengths == self.last).all())
+        if not self.even:
+            self.rows, self.at = torch.arange(num, device=device), lengths.to(device)
+            inside = torch.arange(self.width, device=device) <= self.at[:, None]  # [B, L]
+            self.mask = inside[:, None, None]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [B, H, D], k and v [B, K, D] of the new tokens -> [B, H, D]."""
+        keys, values = self.cache.data[layer, 0, : self.num], self.cache.data[layer, 1, : self.num]
+        if self.even:
+            keys[:, :, self.last], values[:, :, self.last] = k, v
+        else:
+            keys[self.rows, :, self.at], values[self.rows, :, self.at] = k, v
+        out = F.scaled_dot_product_attention(
+            q[:, :, None],
+            keys[:, :, : self.width],
+            values[:, :, : self.width],
+            attn_mask=None if self.even else self.mask,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )
+        return out[:, :, 0]

@@ -1,0 +1,216 @@
+"""Metrics: the log, the glossary of names, and what throughput means."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from rlkit import trace as trace_module
+from rlkit.functions import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A name of the glossary."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+_ROWS = (
+    ("step", "", "training step, counted from 0"),
+    ("reward", "", "mean reward of the step's responses"),
+    ("eval/accuracy", "", "share of held-out responses judged right"),
+    ("response/length_mean_tokens", "tokens", "mean response length"),
+    ("policy/loss", "", "policy loss, signed, averaged over the trainable tokens of an optimizer step"),
+    ("policy/clip_fraction", "", "share of trainable tokens whose ratio the clip holds back"),
+    ("policy/ratio_mean", "", "mean of new over old probability"),
+    ("policy/kl_ref", "nats", "KL from the reference policy, estimated on sampled tokens"),
+    ("policy/kl_old", "nats", "KL from the old policy, estimated on sampled tokens"),
+    ("policy/entropy", "nats", "mean entropy of the next-token distribution"),
+    ("actor/grad_norm", "", "L2 norm of the gradient before clipping"),
+    ("actor/lr", "", "learning rate of the last optimizer step"),
+    ("actor/version", "steps", "policy version: train steps done"),
+    ("actor/skipped_steps", "steps", "optimizer steps skipped for a gradient that is not finite"),
+    ("actor/loss_hash", "", "12 hex digits over the loss's source and what it captured"),
+    ("time/step_s", "s", "wall time since the previous record"),
+    ("time/generate_s", "s", "wall time of generation"),
+    ("time/score_s", "s", "wall time of reward functions"),
+    ("time/logprobs_s", "s", "wall time of the actor's logprobs"),
+    ("time/ref_logprobs_s", "s", "wall time of the reference's logprobs"),
+    ("time/values_s", "s", "wall time of the critic's values"),
+    ("time/update_s", "s", "wall time of the actor's update"),
+    ("time/critic_update_s", "s", "wall time of the critic's update"),
+    ("time/reshard_s", "s", "wall time of moving weights to the engines"),
+    ("time/evaluate_s", "s", "wall time of evaluation"),
+    ("time/other_s", "s", "step time in none of the stages above"),
+    (
+        "throughput/tokens_per_s",
+        "tokens/s",
+        "prompt + response tokens of trained samples over time/step_s",
+    ),
+    (
+        "throughput/tokens_per_s_per_device",
+        "tokens/s/device",
+        "throughput/tokens_per_s over the cluster's devices",
+    ),
+    ("throughput/generated_tokens_per_s", "tokens/s", "response tokens over time/generate_s"),
+)
+GLOSSARY: dict[str, Metric] = {row[0]: Metric(*row) for row in _ROWS}
+"""Every metric rlkit writes: name, unit, meaning."""
+
+
+def tokens_per_s_per_device(tokens: float, *, seconds: float, devices: int) -> float:
+    """Throughput as the toolkit defines it: prompt + response tokens of trained samples / devices / seconds."""
+    if seconds <= 0 or devices < 1:
+        raise ValueError(
+            f"throughput: got {seconds} seconds on {devices} devices, need more than 0 seconds and at least 1 device."
+        )
+    return tokens / devices / seconds
+
+
+class StepMetrics(dict):
+    """Metrics of one call, name -> number, with the sources of the functions that made them.
+
+    ``shares`` are this rank's parts of sums over ranks (maxima and minima for names in _max, _min); ``same`` are
+    numbers and words that all ranks agree on.
+    """
+
+    def __init__(
+        self,
+        shares: Mapping[str, Any] | None = None,
+        *,
+        same: Mapping[str, Any] | None = None,
+        sources: Mapping[str, Source] | None = None,
+    ) -> None:
+        super().__init__({**(shares or {}), **(same or {})})
+        self.shares, self.same = dict(shares or {}), dict(same or {})
+        self.sources: dict[str, Source] = dict(sources or {})
+
+    @staticmethod
+    def merge(ranks: Sequence["StepMetrics"]) -> "StepMetrics":
+        """One rank's parts each -> the metrics of the call."""
+        names = dict.fromkeys(name for rank in ranks for name in rank.shares)
+        shares = {
+            name: reduce_metric(name, [rank.shares[name] for rank in ranks if name in rank.shares])
+            for name in names
+        }
+        return StepMetrics(shares, same=ranks[0].same, sources=ranks[0].sources)
+
+    def __or__(self, other: Mapping[str, Any]) -> "StepMetrics":
+        return StepMetrics({**self, **other}, sources=self.sources | getattr(other, "sources", {}))
+
+    def __reduce__(self) -> Any:
+        return _step_metrics, (self.shares, self.same, self.sources)
+
+
+def _step_metrics(shares: dict[str, Any], same: dict[str, Any], sources: dict[str, Source]) -> StepMetrics:
+    return StepMetrics(shares, same=same, sources=sources)
+
+
+def reduce_metric(name: str, values: Sequence[float]) -> float:
+    """Parts of one metric, of micro-batches or ranks, as one number: their sum, or the maximum or minimum."""
+    if name.endswith("_max"):
+        return max(values)
+    return min(values) if name.endswith("_min") else sum(values)
+
+
+class MetricLog:
+    """One record a step, as a DataFrame; adds seconds by stage and throughput from the trace by itself."""
+
+    def __init__(self, *, trace: trace_module.Trace | None = None) -> None:
+        self.records: list[dict[str, Any]] = []
+        self.sources: dict[str, Source] = {}
+        self._trace = trace or trace_module.current()
+        self._listeners: list[Callable[[MetricLog], None]] = []
+        self._lock = threading.Lock()
+        self.start()
+
+    def start(self) -> None:
+        """Begin timing the next step here: call it after a pause, so that the pause is not counted."""
+        self._mark, self._time = self._trace.mark(), time.time()
+
+    def add(self, step: int, metrics: Mapping[str, Any] | None = None, **values: Any) -> None:
+        """Record a step: numbers, 0-d tensors or short strings by name; ``values`` join ``metrics``."""
+        if not isinstance(step, int) or isinstance(step, bool):
+            raise TypeError(f"step: got {type(step).__name__}, need an int, the number of the step.")
+        record: dict[str, Any] = {"step": step}
+        for name, value in {**(metrics or {}), **values}.items():
+            record[name] = _plain(name, value)
+        spans, now = self._trace.since(self._mark), time.time()
+        record |= {k: v for k, v in _from_spans(spans, now - self._time).items() if k not in record}
+        with self._lock:
+            self.records.append(record)
+            self.sources |= getattr(metrics, "sources", {})
+            listeners = list(self._listeners)
+        self._mark, self._time = self._trace.mark(), now
+        for listener in listeners:
+            listener(self)
+
+    def listen(self, callback: Callable[["MetricLog"], None]) -> Callable[[], None]:
+        """Call ``callback(log)`` after each record; returns a function that stops it."""
+        self._listeners.append(callback)
+        return lambda: self._listeners.remove(callback) if callback in self._listeners else None
+
+    def frame(self) -> Any:
+        """DataFrame, a row a record, columns in order of first appearance; units are in ``GLOSSARY``."""
+        import pandas as pd
+
+        with self._lock:
+            return pd.DataFrame(list(self.records), columns=None if self.records else ["step"])
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __repr__(self) -> str:
+        last = f", last step {self.records[-1]['step']}" if self.records else ""
+        return f"MetricLog({len(self)} records{last})"
+
+
+STAGES = tuple(
+    name.removeprefix("time/").removesuffix("_s")
+    for name in GLOSSARY
+    if name.startswith("time/") and name not in ("time/step_s", "time/other_s")
+)
+"""Stages whose seconds a log reports."""
+
+
+def _from_spans(spans: list[trace_module.Span], step_s: float) -> dict[str, float]:
+    walls = trace_module.wall_s(spans)
+    record = {f"time/{stage}_s": walls[stage] for stage in STAGES if stage in walls}
+    record["time/other_s"] = max(0.0, step_s - sum(record.values()))
+    record["time/step_s"] = step_s
+    trained = sum(s.tokens for s in spans if s.stage == "update")
+    if trained and step_s > 0:
+        devices = max(s.devices for s in spans)
+        record["throughput/tokens_per_s"] = trained / step_s
+        record["throughput/tokens_per_s_per_device"] = tokens_per_s_per_device(
+            trained, seconds=step_s, devices=devices
+        )
+    return record
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, str | bool | int | float):
+        return value
+    item = getattr(value, "item", None)
+    if item is None or getattr(value, "ndim", 0) != 0:
+        raise TypeError(
+            f"{name}: got {type(value).__name__} {getattr(value, 'shape', '')}, need a number, a 0-d tensor or a "
+            "short string. Reduce it first, with .mean() or batch.token_mean."
+        )
+    return item()
+
+
+@contextmanager
+def timer(stage: str, *, device: Any = "cpu", **facts: Any) -> Iterator[None]:
+    """Record a span of this process; waits for the device at both ends, so that the seconds are the work's."""
+    from rlkit import device as devices
+
+    devices.synchronize(device)
+    with trace_module.current().span(stage, **facts):
+        yield
+        devices.synchronize(device)

@@ -1,0 +1,146 @@
+"""A Llama-family decoder with the parameter names of Hugging Face checkpoints.
+
+Tokens are packed: ids [N] and positions [N] of any number of sequences. How tokens attend is passed in, so the same
+weights train on packed sequences and decode with a cache.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rlkit.config import ModelSpec
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, q [N, H, D], k [N, K, D], v [N, K, D]) -> [N, H, D]."""
+
+
+class RMSNorm(nn.Module):
+    """x over its root mean square, times a learned weight (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same shape."""
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [N, H, D], halves paired as in Hugging Face checkpoints; cos, sin [N, 1, D]."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+
+
+class Attention(nn.Module):
+    """Projections around the attention that is passed in."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        width, head = spec.hidden_size, spec.head_dim
+        self.head_dim = head
+        self.q_proj = nn.Linear(width, spec.num_heads * head, bias=spec.qkv_bias)
+        self.k_proj = nn.Linear(width, spec.num_kv_heads * head, bias=spec.qkv_bias)
+        self.v_proj = nn.Linear(width, spec.num_kv_heads * head, bias=spec.qkv_bias)
+        self.o_proj = nn.Linear(spec.num_heads * head, width, bias=False)
+        if spec.qk_norm:
+            self.q_norm, self.k_norm = RMSNorm(head, spec.norm_eps), RMSNorm(head, spec.norm_eps)
+        self.normed = spec.qk_norm
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, attend: Attend) -> Tensor:
+        """x [N, hidden] -> [N, hidden]."""
+        shape = (len(x), -1, self.head_dim)
+        q, k, v = self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
+        if self.normed:
+            q, k = self.q_norm(q), self.k_norm(k)
+        out = attend(layer, rotate(q, *rope), rotate(k, *rope), v)  # [N, H, D]
+        return self.o_proj(out.reshape(len(x), -1))
+
+
+class MLP(nn.Module):
+    """SwiGLU (Shazeer, 2020)."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(spec.hidden_size, spec.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(spec.intermediate_size, spec.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, hidden] -> [N, hidden]."""
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each on a normed copy of the residual stream."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = Attention(spec), MLP(spec)
+        self.input_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps)
+        self.post_attention_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, attend: Attend) -> Tensor:
+        """x [N, hidden] -> [N, hidden]."""
+        x = x + self.self_attn(self.input_layernorm(x), rope, layer, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Trunk(nn.Module):
+    """Embedding, blocks and final norm: ``model.*`` of a checkpoint."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(Block(spec) for _ in range(spec.num_layers))
+        self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
+
+
+class Decoder(nn.Module):
+    """Decoder language model; state_dict names are those of a Hugging Face Llama / Qwen2 / Qwen3 checkpoint."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.model = Trunk(spec)
+        self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+        if spec.tie_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def reset(self, generator: torch.Generator) -> "Decoder":
+        """Fresh weights from ``generator``: normal, matrices scaled by fan-in, embeddings by 0.02."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim != 2:
+                nn.init.ones_(parameter) if name.endswith("norm.weight") else nn.init.zeros_(parameter)
+                continue
+            embedding = "embed_tokens" in name or "lm_head" in name
+            scale = 0.02 if embedding else 1 / math.sqrt(parameter.shape[1])
+            nn.init.normal_(parameter, 0.0, scale, generator=generator)
+        return self
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """ids, positions [N] int64 -> final hidden states [N, hidden]."""
+        x = self.model.embed_tokens(ids)
+        rope = self.rope(positions.to(x.device), x.dtype)
+        for layer, block in enumerate(self.model.layers):
+            x = block(x, rope, layer, attend)
+        return self.model.norm(x)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters by Hugging Face name, detached, a tied one once."""
+        return {name: parameter.detach() for name, parameter in self.named_parameters()}
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, hidden] -> [M, V]; row i predicts the token after the one of row i."""
+        return self.lm_head(hidden)
+
+    def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin [N, 1, D] of the rotary embedding (Su et al., 2021), computed in fp32."""
+        half = torch.arange(0, self.spec.head_dim, 2, device=positions.device, dtype=torch.float32)
+        angle = positions.float()[:, None] / self.spec.rope_theta ** (half / self.spec.head_dim)
+        angle = torch.cat((angle, angle), -1)[:, None]  # [N, 1, D]
+        return angle.cos().to(dtype), angle.sin().to(dtype)

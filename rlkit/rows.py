@@ -1,0 +1,159 @@
+"""Values of one column for B rows, without padding: what stores hold and wires carry.
+
+Three kinds, told apart by the fields and never by the data (a column of equally long rows is still ragged):
+
+==========  ======================  ==================  ==========================
+kind        ``values``              ``lengths``         row ``i``
+==========  ======================  ==================  ==========================
+scalar      tensor ``[B]``          ``None``            one number
+ragged      tensor ``[sum(L)]``     tensor ``[B]``      tensor ``[L_i]``
+objects     list of B objects       ``None``            the object (text, a list)
+==========  ======================  ==================  ==========================
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """B rows of one column, packed end to end; dtype and kind come back as they went in."""
+
+    values: Tensor | list[Any]
+    lengths: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.lengths is None:
+            return
+        if not isinstance(self.values, Tensor) or self.lengths.ndim != 1:
+            raise TypeError(
+                f"ragged rows: got values {type(self.values).__name__}, lengths of "
+                f"{self.lengths.ndim} dimensions; need a packed tensor and lengths [B]."
+            )
+        if int(self.lengths.sum()) != len(self.values):
+            raise ValueError(
+                f"ragged rows: got lengths that add up to {int(self.lengths.sum())}, need "
+                f"{len(self.values)}, the number of packed values."
+            )
+
+    @classmethod
+    def from_padded(cls, padded: Tensor, lengths: Tensor) -> "Rows":
+        """Strip right padding: padded [B, T] and lengths [B] -> ragged rows."""
+        if padded.ndim < 2 or len(padded) != len(lengths):
+            raise ValueError(
+                f"padded: got shape {tuple(padded.shape)}, need [{len(lengths)}, T], one row a length."
+            )
+        if len(lengths) and int(lengths.max()) > padded.shape[1]:
+            raise ValueError(
+                f"padded: got width {padded.shape[1]}, need at least {int(lengths.max())}, "
+                "the longest row."
+            )
+        lengths = lengths.to(torch.int64)
+        keep = torch.arange(padded.shape[1]) < lengths.cpu()[:, None]  # [B, T]
+        return cls(padded[keep.to(padded.device)], lengths.cpu())
+
+    @classmethod
+    def from_list(cls, items: Sequence[Any]) -> "Rows":
+        """Sort B values into the kind they are: numbers, tensors [L_i, ...], or any other objects."""
+        items = list(items)
+        if items and all(isinstance(x, bool | int | float | np.number | np.bool_) for x in items):
+            return cls(torch.tensor(items))
+        if items and all(isinstance(x, Tensor) and x.ndim == 0 for x in items):
+            return cls(torch.stack(items).detach().cpu())
+        if items and all(isinstance(x, Tensor) and x.ndim >= 1 for x in items):
+            return cls(torch.cat(items).detach().cpu(), torch.tensor([len(x) for x in items]))
+        return cls(items)
+
+    @property
+    def kind(self) -> str:
+        """``scalar``, ``ragged`` or ``objects``."""
+        if self.lengths is not None:
+            return "ragged"
+        return "scalar" if isinstance(self.values, Tensor) else "objects"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values; for objects, of their text (other objects count 8)."""
+        if isinstance(self.values, Tensor):
+            return self.values.numel() * self.values.element_size()
+        return sum(len(x.encode()) if isinstance(x, str) else 8 for x in self.values)
+
+    def __len__(self) -> int:
+        return len(self.values if self.lengths is None else self.lengths)
+
+    def select(self, index: Tensor) -> "Rows":
+        """Rows ``index`` [N] (int64), in that order."""
+        if isinstance(self.values, list):
+            return Rows([self.values[i] for i in index.tolist()])
+        if self.lengths is None:
+            return Rows(self.values[index])
+        starts = self.lengths.cumsum(0) - self.lengths
+        lengths = self.lengths[index]
+        first = starts[index] - (lengths.cumsum(0) - lengths)
+        flat = first.repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
+        return Rows(self.values[flat.to(self.values.device)], lengths)
+
+    def padded(self, *, fill: float = 0) -> Tensor:
+        """[B] for scalars; [B, T] for ragged rows, T the longest, padded on the right with ``fill``."""
+        if isinstance(self.values, list):
+            raise TypeError("objects have no padded form: read them as a list.")
+        if self.lengths is None:
+            return self.values
+        width = int(self.lengths.max()) if len(self.lengths) else 0
+        shape = (len(self.lengths), width, *self.values.shape[1:])
+        out = torch.full(shape, fill, dtype=self.values.dtype, device=self.values.device)
+        keep = torch.arange(width) < self.lengths[:, None]
+        out[keep.to(out.device)] = self.values
+        return out
+
+    def unpack(self) -> list[Any]:
+        """B separate rows: numbers as 0-d tensors, ragged rows as 1-D tensors, objects as they are."""
+        if self.lengths is not None:
+            return list(torch.split(self.values, self.lengths.tolist()))
+        return list(self.values)
+
+    def to(self, device: torch.device | str) -> "Rows":
+        """The same rows with the values on ``device``; lengths stay in host memory."""
+        if isinstance(self.values, list):
+            return self
+        return Rows(self.values.to(device), self.lengths)
+
+    def sums(self) -> Tensor:
+        """[B] float64: the sum of each row's values (the count of ones, for a mask)."""
+        if isinstance(self.values, list):
+            raise TypeError("objects have no sums.")
+        if self.lengths is None:
+            return self.values.to(torch.float64)
+        row = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
+        return torch.zeros(len(self.lengths), dtype=torch.float64).index_add_(
+            0, row, self.values.detach().cpu().to(torch.float64)
+        )
+
+
+def concat(parts: Sequence[Rows], *, name: str = "column") -> Rows:
+    """Join rows of the same kind and dtype; errors name the column."""
+    parts = [part for part in parts if len(part)] or list(parts[:1])
+    if not parts:
+        raise ValueError(f"{name}: got no parts, need at least one.")
+    if len(parts) == 1:
+        return parts[0]
+    kinds = {part.kind for part in parts}
+    if len(kinds) > 1:
+        raise TypeError(f"{name}: got parts of kinds {sorted(kinds)}, need one kind for all rows.")
+    if isinstance(parts[0].values, list):
+        return Rows([x for part in parts for x in part.values])
+    dtypes = {part.values.dtype for part in parts}
+    if len(dtypes) > 1:
+        raise TypeError(
+            f"{name}: got parts of dtypes {sorted(map(str, dtypes))}, need one dtype for all rows. "
+            "Cast where the column is written."
+        )
+    values = torch.cat([part.values for part in parts])
+    if parts[0].lengths is None:
+        return Rows(values)
+    return Rows(values, torch.cat([part.lengths for part in parts]))

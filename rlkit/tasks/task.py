@@ -1,0 +1,86 @@
+"""A generated task: an endless, seeded, resumable stream of prompts with a held-out split and a verifier."""
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+from rlkit.batch import Batch
+from rlkit.models.tokenizer import Tokenizer, char_tokenizer
+
+HELD_OUT = 10  # one prompt in ten, by a hash of its text, is never trained on
+HELD_OUT_GROUPS = 1 << 40  # group ids of held-out prompts start here, clear of the training stream's
+
+Sample = Callable[[random.Random], tuple[str, str]]
+"""rng -> (prompt, answer)."""
+
+
+class Task:
+    """Prompts drawn by ``sample``; item ``i`` of a split depends on the seed and ``i`` alone."""
+
+    def __init__(
+        self,
+        name: str,
+        sample: Sample,
+        *,
+        verify: Callable[[str, str, str], float],
+        seed: int = 0,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.name, self.sample, self.verify, self.seed = name, sample, verify, seed
+        self.tokenizer = tokenizer or char_tokenizer()
+
+    def item(self, index: int, *, held_out: bool = False) -> tuple[str, str]:
+        """(prompt, answer) number ``index`` of a split."""
+        rng = random.Random(f"{self.name}/{self.seed}/{held_out}/{index}")
+        for _ in range(10_000):
+            prompt, answer = self.sample(rng)
+            if (zlib.crc32(prompt.encode()) % HELD_OUT == 0) == held_out:
+                return prompt, answer
+        raise ValueError(
+            f"{self.name}: found no {'held-out' if held_out else 'training'} prompt in 10,000 draws; the task has too "
+            "few different prompts to split. Make it longer."
+        )
+
+    def batches(self, *, size: int, steps: int, start: int = 0) -> Iterator[Batch]:
+        """``steps`` batches of ``size`` training prompts, from batch number ``start`` of the stream on."""
+        if size < 1 or steps < 0 or start < 0:
+            raise ValueError(
+                f"batches: got size={size}, steps={steps}, start={start}; need size >= 1, steps and start >= 0."
+            )
+        for step in range(start, start + steps):
+            yield self._batch(range(step * size, (step + 1) * size), held_out=False)
+
+    def held_out(self, num: int) -> Batch:
+        """The first ``num`` held-out prompts as one batch."""
+        if num < 1:
+            raise ValueError(f"held_out: got {num}, need at least 1 prompt.")
+        return self._batch(range(num), held_out=True)
+
+    def _batch(self, indices: range, *, held_out: bool) -> Batch:
+        items = [self.item(i, held_out=held_out) for i in indices]
+        offset = HELD_OUT_GROUPS if held_out else 0
+        return prompt_batch(
+            items, tokenizer=self.tokenizer, group_ids=[offset + i for i in indices]
+        )
+
+    def __repr__(self) -> str:
+        prompt, answer = self.item(0)
+        return f"Task({self.name!r}, first prompt {prompt!r} -> {answer!r})"
+
+
+def prompt_batch(
+    items: list[tuple[str, str]], *, tokenizer: Tokenizer, group_ids: list[int]
+) -> Batch:
+    """Columns prompt, answer, prompt_ids of (prompt, answer) pairs; one group a prompt."""
+    ids = [torch.tensor(tokenizer.encode(prompt)) for prompt, _ in items]
+    return Batch.from_columns(
+        {
+            "uid": group_ids,
+            "group_ids": group_ids,
+            "prompt": [prompt for prompt, _ in items],
+            "answer": [answer for _, answer in items],
+            "prompt_ids": ids,
+        }
+    )

@@ -1,0 +1,135 @@
+"""Contracts of the parts that a user may replace: Protocols, no base classes."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from rlkit.batch import Batch
+    from rlkit.config import Layout
+    from rlkit.rows import Rows
+    from rlkit.store import Column, Part
+
+
+class RewardFn(Protocol):
+    """Judges one response: ``(prompt, response, answer) -> float``."""
+
+    def __call__(self, prompt: str, response: str, answer: str) -> float: ...
+
+
+class AdvantageFn(Protocol):
+    """Turns rewards [B] and group_ids [B] into one advantage a response [B]."""
+
+    def __call__(self, rewards: "Tensor", group_ids: "Tensor") -> "Tensor": ...
+
+
+class LossFn(Protocol):
+    """``(logprobs [B, T], batch) -> (scalar, dict of 0-d tensors)``; ask for ``entropy`` by naming a third parameter so."""
+
+    def __call__(self, logprobs: "Tensor", batch: "Batch") -> "tuple[Tensor, dict[str, Tensor]]": ...
+
+
+@runtime_checkable  # batch.py is checked at run time under pytest
+class RowStore(Protocol):
+    """Keeps the values of columns; parts say where they are."""
+
+    def put(self, name: str, uids: "np.ndarray", rows: "Rows") -> "Part":
+        """Keep rows [N] of ``uids`` [N] under a new key."""
+        ...
+
+    def fetch(self, requests: "Sequence[tuple[Part, np.ndarray]]") -> "list[Rows]":
+        """For each (part, uids) those rows, in that order."""
+        ...
+
+    def apply(self, call: "Callable[[Batch], Rows]", batch: "Batch", name: str) -> "Column":
+        """Run ``call(batch) -> rows`` beside the data."""
+        ...
+
+
+class Engine(Protocol):
+    """Generates: prompts in, sampled tokens with logprobs and versions out."""
+
+    def add(self, request: Any) -> None:
+        """Queue one prompt and its samples."""
+        ...
+
+    def step(self) -> list[Any]:
+        """One token for every running row; returns what finished."""
+        ...
+
+    def load_weights(self, tensors: "Mapping[str, Tensor]", *, version: int) -> None:
+        """Replace the weights as a whole."""
+        ...
+
+    def pause(self) -> None:
+        """Stop after the current token."""
+        ...
+
+    def resume(self) -> None:
+        """Go on."""
+        ...
+
+    def sleep(self) -> None:
+        """Give device memory back."""
+        ...
+
+    def wake(self) -> None:
+        """Take device memory again."""
+        ...
+
+
+class Backend(Protocol):
+    """Runs a model forward and backward over packed rows."""
+
+    def forward(self, batch: "Batch", *, entropy: bool = False) -> "tuple[Rows, Rows | None]":
+        """Logprobs (and entropies) of the response tokens."""
+        ...
+
+    def forward_backward(self, batch: "Batch", loss_fn: LossFn) -> "dict[str, Tensor]":
+        """Add the gradient of one micro-batch; returns its share of the metrics."""
+        ...
+
+    def step(self) -> "dict[str, float]":
+        """One optimizer step on the sum of gradients."""
+        ...
+
+    def state_dict(self) -> "Mapping[str, Tensor]":
+        """Weights by Hugging Face name."""
+        ...
+
+    @property
+    def layout(self) -> "Layout":
+        """How the model is cut."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs a schedule's stages: inline, in threads, on a cluster, or on a virtual clock."""
+
+    def submit(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Start a stage; returns a handle."""
+        ...
+
+    def wait(self, handles: Sequence[Any], *, timeout_s: float) -> list[Any]:
+        """Handles that are done, at least one."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on the executor's clock."""
+        ...
+
+
+class Schedule(Protocol):
+    """Orders the stages of a run: an iterator of one record a step."""
+
+    def __call__(
+        self,
+        prompts: Iterable["Batch"],
+        rollout_step: Callable[..., Any],
+        prepare: Callable[..., Any],
+        train_step: Callable[..., Any],
+        sync: Callable[[], Any],
+        executor: Executor | None = None,
+    ) -> Iterator[dict[str, Any]]: ...

@@ -1,0 +1,242 @@
+"""A live view of a run: one widget in a notebook, one updating line in a terminal."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import shutil
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
+
+import pandas as pd
+
+from rlkit.viz.page import error_html, page_html
+from rlkit.viz.summary import Summary, summarise, terminal_line
+
+logger = logging.getLogger("rlkit.viz")
+
+MIN_INTERVAL_S = 0.1  # above 10 updates a second a front end falls behind (jupyter/notebook#4583)
+LOG_LINE_INTERVAL_S = 5.0  # where a line cannot be overwritten, few of them
+MAX_DRAW_SHARE = 0.05  # of the time at most; a slower drawing is done less often
+
+_open_dashboards: weakref.WeakSet[Dashboard] = weakref.WeakSet()
+
+
+class Log(Protocol):
+    """What a dashboard asks of a log."""
+
+    def listen(self, callback: Callable[[Any], None]) -> Callable[[], None]:
+        """Call back after each added row; returns the function that ends it."""
+        ...
+
+    def frame(self) -> pd.DataFrame:
+        """One row a step."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+
+class Cancellable(Protocol):
+    """What `call_later` returns."""
+
+    def cancel(self) -> None:
+        """Do not call any more."""
+
+
+def call_in_thread(delay_s: float, function: Callable[[], None]) -> Cancellable:
+    """Call the function after a while in a thread that does not keep the process alive."""
+    timer = threading.Timer(delay_s, function)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+class Dashboard:
+    """Step, reward, throughput, a reward curve and a phase bar of a log, kept up to date.
+
+    Show it by its name at the end of a cell. It draws in a thread of its own, at most every
+    `interval_s` (0.5 s) and at most 5 % of the time however long the log, so that `log.add` costs
+    the training microseconds and errors of drawing stay out of it; they are logged once under
+    "rlkit.viz" and shown in the widget. The last state is always drawn: by the thread, by
+    `close()`, and at the end of the process.
+
+    Outside Jupyter, or where `stream` is given, it writes one line instead: over itself on a
+    terminal, otherwise at most every 5 s. total_steps: for the progress bar and the time left.
+    clock and call_later are for tests: seconds now, and (delay_s, function) -> cancellable.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        total_steps: int | None = None,
+        interval_s: float = 0.5,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        call_later: Callable[[float, Callable[[], None]], Cancellable] = call_in_thread,
+    ) -> None:
+        _check(log, total_steps, interval_s)
+        self.widget = None if stream is not None else _html_widget()
+        self._log, self._total_steps = log, total_steps
+        self._stream = stream if stream is not None else sys.stderr
+        self._overwrites = self._stream.isatty()
+        is_log_file = self.widget is None and not self._overwrites
+        self._interval_s = max(interval_s, LOG_LINE_INTERVAL_S) if is_log_file else interval_s
+        self._clock, self._call_later = clock, call_later
+        self._lock = threading.Lock()  # guards the next five; held for microseconds
+        self._pending: Cancellable | None = None
+        self._changed = self._closed = False
+        self._next_draw_s = clock()
+        self._row_times_s: deque[float] = deque(maxlen=6)
+        self._draw_lock = threading.Lock()  # one thread draws
+        self._summary, self._page, self._line = Summary(num_total=total_steps), "", ""
+        self._reported: set[type[BaseException]] = set()
+        self._stop_listening = log.listen(self._on_add)  # before drawing, so that no row is missed
+        self._draw()
+        _open_dashboards.add(self)
+
+    def close(self) -> None:
+        """Draw the last state and stop following the log; what is shown stays. Safe to repeat."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._pending is not None:
+                self._pending.cancel()
+        self._stop_listening()
+        self._draw(last=True)
+
+    def __enter__(self) -> Dashboard:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "live"
+        return f"Dashboard({state}: {terminal_line(self._summary)})"
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> dict[str, object]:
+        if self.widget is None:
+            return {"text/plain": repr(self)}
+        bundle = self.widget._repr_mimebundle_(include=include, exclude=exclude)
+        return bundle | {"text/plain": repr(self), "text/html": self._page}
+
+    def _on_add(self, log: Log) -> None:
+        """Note that a row came, and see that it will be drawn."""
+        try:
+            with self._lock:
+                self._row_times_s.append(self._clock())
+                self._changed = True
+                self._schedule()
+        except Exception as error:  # no thread to be had: a display must not end a training
+            self._report(error)
+
+    def _schedule(self) -> None:
+        """Plan one drawing if there is news and none is planned or going on; holds the lock."""
+        if self._changed and not self._closed and self._pending is None:
+            delay_s = max(0.0, self._next_draw_s - self._clock())
+            self._pending = self._call_later(delay_s, self._on_time)
+
+    def _on_time(self) -> None:
+        self._draw()
+        with self._lock:
+            self._pending = None
+            self._schedule()
+
+    def _draw(self, *, last: bool = False) -> None:
+        """Show the log as it is now; an error is reported, never raised."""
+        with self._draw_lock:
+            with self._lock:
+                if self._closed and not last:
+                    return
+                self._changed = False
+                times_s = list(self._row_times_s)
+            start_s = self._clock()
+            try:
+                self._show(self._log.frame(), times_s, last=last)
+            except Exception as error:  # a display must not end a training
+                self._report(error)
+            cost_s = self._clock() - start_s
+            with self._lock:
+                self._next_draw_s = start_s + max(self._interval_s, cost_s / MAX_DRAW_SHARE)
+
+    def _show(self, frame: pd.DataFrame, times_s: list[float], *, last: bool) -> None:
+        row_s = (times_s[-1] - times_s[0]) / (len(times_s) - 1) if len(times_s) > 1 else None
+        self._summary = summarise(frame, total_steps=self._total_steps, row_s=row_s)
+        if self.widget is not None:
+            self._page = page_html(frame, self._summary)
+            self.widget.value = self._page
+        elif not frame.empty:
+            self._write(terminal_line(self._summary), last=last)
+
+    def _write(self, line: str, *, last: bool) -> None:
+        """The line over the one before on a terminal, below it elsewhere (and not twice)."""
+        if self._overwrites:
+            line = line[: shutil.get_terminal_size().columns - 1]
+            self._stream.write("\r" + line.ljust(len(self._line)) + ("\n" if last else ""))
+        elif line != self._line:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+        self._line = line
+
+    def _report(self, error: Exception) -> None:
+        """Log an error once a kind, with its traceback; show it in the widget."""
+        text = f"{type(error).__name__}: {error}"
+        if type(error) not in self._reported:
+            self._reported.add(type(error))
+            logger.warning(
+                "The dashboard could not draw, the training goes on: %s", text, exc_info=error
+            )
+        if self.widget is not None:
+            with contextlib.suppress(Exception):  # the connection itself may be what failed
+                self.widget.value = error_html(text) + self._page
+
+
+def _check(log: object, total_steps: int | None, interval_s: float) -> None:
+    if not all(hasattr(log, name) for name in ("listen", "frame", "__len__")):
+        raise TypeError(
+            f"log: got {type(log).__name__}, need a log with listen, frame and a length. "
+            "Pass the rlkit.MetricLog itself, not its frame."
+        )
+    if total_steps is not None and (not isinstance(total_steps, int) or total_steps < 1):
+        raise ValueError(
+            f"total_steps: got {total_steps!r}, need a whole number, 1 or more. "
+            "Leave it out if the end is unknown."
+        )
+    if not interval_s >= MIN_INTERVAL_S:
+        raise ValueError(
+            f"interval_s: got {interval_s!r}, need {MIN_INTERVAL_S} s or more, or the browser "
+            "falls behind. 0.5 is smooth enough."
+        )
+
+
+def _html_widget() -> Any:
+    """An empty HTML widget in a Jupyter kernel that has ipywidgets; elsewhere None."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    shell = ipython.get_ipython() if ipython is not None else None
+    if getattr(shell, "kernel", None) is None:
+        return None
+    try:
+        import ipywidgets
+    except ImportError:
+        logger.info("ipywidgets is not installed: the dashboard writes lines instead")
+        return None
+    return ipywidgets.HTML()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Draw what is not drawn yet before the process ends; its threads are daemons."""
+    for dashboard in list(_open_dashboards):
+        dashboard.close()

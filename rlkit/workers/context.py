@@ -1,0 +1,76 @@
+"""What a worker knows of its place: its rank among its peers, its device, the run's seed, and how to sum over ranks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerContext:
+    """A worker on its own has the defaults; a cluster passes each worker its own."""
+
+    name: str = "worker"
+    """Group name, such as ``actor``."""
+    dp_rank: int = 0
+    """Rank among the data-parallel peers."""
+    dp_size: int = 1
+    """Number of data-parallel peers."""
+    device: str = "cpu"
+    """torch device of this worker."""
+    seed: int = 0
+    """Seed of the run, the same for all workers."""
+    timeout_s: float = 600.0
+    """Limit of every wait for a peer."""
+    collective: Any = None
+    """``Collective`` over the peers; None for one."""
+
+
+class Collective:
+    """Sums, maxima and broadcasts over a process group; each ends or errs within its timeout."""
+
+    def __init__(self, group: Any, *, rank: int, size: int, name: str) -> None:
+        self.group, self.rank, self.size, self.name = group, rank, size, name
+
+    def sum_(self, tensor: Tensor) -> None:
+        """Add up ``tensor`` over the ranks, in place."""
+        self._run("sum", lambda: self.group.allreduce([tensor]).wait())
+
+    def broadcast_(self, tensor: Tensor, *, root: int) -> None:
+        """Overwrite ``tensor`` with the root's."""
+        import torch.distributed as dist
+
+        options = dist.BroadcastOptions()
+        options.rootRank = root
+        self._run("broadcast", lambda: self.group.broadcast([tensor], options).wait())
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._run("barrier", lambda: self.group.barrier().wait())
+
+    def _run(self, what: str, call: Any) -> None:
+        try:
+            call()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{self.name}: {what} over {self.size} ranks failed on rank {self.rank}: a peer died, was killed or "
+                f"timed out ({str(error).splitlines()[0]})."
+            ) from error
+
+
+def collective(
+    *, host: str, port: int, rank: int, size: int, device: str, name: str, timeout_s: float, meeting: Any = None
+) -> Collective:
+    """Join ``size`` ranks at ``host:port``, where ``meeting`` is open on one of them; ``name`` keeps groups apart."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from rlkit import device as devices
+
+    if meeting is None:
+        meeting = dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s))
+    store = dist.PrefixStore(name, meeting)
+    kind = device.split(":")[0]
+    group = devices.process_group(kind, store=store, rank=rank, size=size, timeout_s=timeout_s)
+    return Collective(group, rank=rank, size=size, name=name)

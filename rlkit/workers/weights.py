@@ -1,0 +1,114 @@
+"""Weights on the move between workers: fingerprints, and buckets over a process group."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit.workers.context import Collective, collective
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ODD = 0x2545F4914F6CDD1D  # an odd factor: changing one element always changes the weighted sum
+
+
+def fingerprint(tensor: Tensor) -> tuple[int, int]:
+    """Two 64-bit sums over the bits of a tensor, plain and weighted by position: equal tensors have equal ones."""
+    bits = tensor.detach().reshape(-1).contiguous().view(_BITS[tensor.element_size()]).to(torch.int64)
+    place = torch.arange(1, len(bits) + 1, device=bits.device, dtype=torch.int64)
+    return int(bits.sum()), int((bits * (place * _ODD | 1)).sum())
+
+
+def fingerprints(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """Fingerprint of each named tensor."""
+    return {name: fingerprint(tensor) for name, tensor in weights.items()}
+
+
+def compare(expected: Mapping[str, tuple[int, int]], weights: Mapping[str, Tensor]) -> None:
+    """RuntimeError that names the tensors which are missing or whose bits differ from what was sent."""
+    found = fingerprints(weights)
+    bad = [name for name in expected if found.get(name) != tuple(expected[name])]
+    if bad or len(found) != len(expected):
+        raise RuntimeError(
+            f"reshard: {len(bad)} of {len(expected)} tensors did not arrive as they were sent, first {bad[:3]}; "
+            "the version is not published, the old weights stay."
+        )
+
+
+def send(group: Collective, weights: Mapping[str, Tensor], buckets: Sequence[Sequence[Any]]) -> None:
+    """Broadcast buckets of whole tensors, then their fingerprints, from rank 0."""
+    names = [facts.name for bucket in buckets for facts in bucket]
+    for bucket in buckets:
+        group.broadcast_(torch.cat([weights[facts.name].reshape(-1) for facts in bucket]), root=0)
+    sums = torch.tensor([fingerprint(weights[name]) for name in names], dtype=torch.int64)
+    group.broadcast_(sums, root=0)
+
+
+def receive(group: Collective, buckets: Sequence[Sequence[Any]], *, device: Any) -> dict[str, Tensor]:
+    """Tensors of ``send``, compared with the sender's fingerprints."""
+    weights: dict[str, Tensor] = {}
+    for bucket in buckets:
+        sizes = [_numel(facts.shape) for facts in bucket]
+        flat = torch.empty(sum(sizes), dtype=getattr(torch, bucket[0].dtype), device=device)
+        group.broadcast_(flat, root=0)
+        for facts, piece in zip(bucket, flat.split(sizes), strict=True):
+            weights[facts.name] = piece.view(facts.shape)
+    sums = torch.zeros((len(weights), 2), dtype=torch.int64)
+    group.broadcast_(sums, root=0)
+    compare(dict(zip(weights, map(tuple, sums.tolist()), strict=True)), weights)
+    return weights
+
+
+class Link:
+    """A worker's end of the process group that weights travel over."""
+
+    def __init__(self, *, device: str) -> None:
+        self.device = device
+        self.group: Collective | None = None
+        self._meeting: Any = None
+
+    def meet(self, *, timeout_s: float) -> tuple[str, int]:
+        """Open a meeting point in this process: (host, port)."""
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        host = own_address()
+        limit = timedelta(seconds=timeout_s)
+        self._meeting = dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False)
+        return host, self._meeting.port
+
+    def join(self, link: Mapping[str, Any], rank: int, *, timeout_s: float) -> None:
+        """Enter the group as ``rank``; rank 0 is where the meeting point is."""
+        self.group = collective(
+            **link,
+            rank=rank,
+            device=self.device,
+            timeout_s=timeout_s,
+            meeting=self._meeting if rank == 0 else None,
+        )
+
+    def get(self) -> Collective:
+        """The group, or an error if nobody joined it."""
+        if self.group is None:
+            raise RuntimeError("reshard: this worker has joined no link; call Resharder.reshard().")
+        return self.group
+
+
+def own_address() -> str:
+    """Address of this machine that peers reach it by."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("203.0.113.1", 9))  # a documentation address; a datagram socket sends nothing here
+            return probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
+
+
+def _numel(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

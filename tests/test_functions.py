@@ -1,0 +1,205 @@
+import functools
+import importlib.util
+import math
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+
+from rlkit.algo import clipped_policy_loss
+from rlkit.functions import round_trip, ship, source_of
+
+
+@pytest.fixture
+def module(tmp_path):
+    """A function that writes a user's module and imports it anew, as a notebook re-runs a cell."""
+    count = iter(range(100))
+
+    def load(text):
+        name = f"users_code_{next(count)}"
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(text))
+        spec = importlib.util.spec_from_file_location(name, path)
+        made = importlib.util.module_from_spec(spec)
+        sys.modules[name] = made
+        spec.loader.exec_module(made)
+        return made
+
+    yield load
+    for i in range(100):
+        sys.modules.pop(f"users_code_{i}", None)
+
+
+def hash_of(module, text, name="loss"):
+    return source_of(getattr(module(text), name)).hash
+
+
+def scaled(beta):
+    """A loss-like closure over a number."""
+    return lambda x: x * beta
+
+
+def test_hash_is_the_same_for_the_same_code_and_numbers():
+    assert source_of(scaled(0.1)).hash == source_of(scaled(0.1)).hash
+
+
+def test_hash_is_12_hex_digits():
+    text = source_of(scaled(0.1)).hash
+    assert len(text) == 12
+    assert int(text, 16) >= 0
+
+
+def test_hash_changes_with_a_captured_number():
+    assert source_of(scaled(0.1)).hash != source_of(scaled(0.2)).hash
+
+
+def test_hash_changes_with_the_source(module):
+    before = hash_of(module, "def loss(x):\n    return x + 1\n")
+    assert before != hash_of(module, "def loss(x):\n    return x + 2\n")
+
+
+def test_hash_changes_with_a_global_number(module):
+    text = "BETA = {}\ndef loss(x):\n    return x * BETA\n"
+    assert hash_of(module, text.format(0.1)) != hash_of(module, text.format(0.2))
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["return sum(BETA * y for y in x)", "return [BETA * y for y in x]", "return (lambda: BETA)()"],
+)
+def test_hash_changes_with_a_global_number_read_inside_a_nested_function(module, body):
+    text = f"BETA = {{}}\ndef loss(x):\n    {body}\n"
+    assert hash_of(module, text.format(0.1)) != hash_of(module, text.format(0.2))
+
+
+def test_hash_changes_with_a_helper_function(module):
+    text = "def helper(x):\n    return x * {}\ndef loss(x):\n    return helper(x)\n"
+    assert hash_of(module, text.format(1)) != hash_of(module, text.format(2))
+
+
+def test_hash_changes_with_a_helper_of_a_helper(module):
+    text = """
+    def deep(x):
+        return x * {}
+    def helper(x):
+        return deep(x)
+    def loss(x):
+        return helper(x)
+    """
+    assert hash_of(module, text.format(1)) != hash_of(module, text.format(2))
+
+
+def test_hash_changes_with_a_number_of_a_helper(module):
+    text = "BETA = {}\ndef helper(x):\n    return x * BETA\ndef loss(x):\n    return helper(x)\n"
+    assert hash_of(module, text.format(1)) != hash_of(module, text.format(2))
+
+
+def test_hash_changes_with_a_default(module):
+    text = "def loss(x, beta={}):\n    return x * beta\n"
+    assert hash_of(module, text.format(1)) != hash_of(module, text.format(2))
+
+
+def test_hash_changes_with_what_a_partial_binds():
+    first, second = (functools.partial(clipped_policy_loss, clip_high=x) for x in (0.2, 0.28))
+    assert source_of(first).hash != source_of(second).hash
+
+
+def test_hash_changes_with_the_attribute_of_a_callable_object():
+    class Scaled:
+        def __init__(self, beta):
+            self.beta = beta
+
+        def __call__(self, x):
+            return x * self.beta
+
+    assert source_of(Scaled(0.1)).hash != source_of(Scaled(0.2)).hash
+
+
+def test_hash_does_not_change_with_comments_elsewhere(module):
+    text = "# {}\nOTHER = {}\ndef loss(x):\n    return x\n# {}\n"
+    assert hash_of(module, text.format("a", 1, "b")) == hash_of(module, text.format("c", 2, "d"))
+
+
+def test_functions_that_call_each_other_have_a_hash(module):
+    text = (
+        "def helper(x):\n    return loss(x - 1)\ndef loss(x):\n    return helper(x) if x else 0\n"
+    )
+    assert hash_of(module, text) == hash_of(module, text)
+
+
+def test_function_without_a_source_file_has_a_hash_of_its_code():
+    scope_1, scope_2 = {}, {}
+    exec("def loss(x):\n    return x + 1", scope_1)
+    exec("def loss(x):\n    return x + 2", scope_2)
+    assert source_of(scope_1["loss"]).hash != source_of(scope_2["loss"]).hash
+
+
+def test_source_keeps_name_and_text(module):
+    source = source_of(module("def loss(x):\n    return x + 1\n").loss)
+    assert source.name == "loss"
+    assert source.text == "def loss(x):\n    return x + 1\n"
+
+
+def test_round_trip_copies_the_function():
+    fn = scaled(3)
+    copy = round_trip(fn)
+    assert copy(2) == 6
+    assert copy is not fn
+
+
+def test_round_trip_keeps_source_and_hash():
+    fn = scaled(3)
+    assert source_of(round_trip(round_trip(fn))) == source_of(fn)
+
+
+def test_what_a_copy_changes_stays_in_the_copy():
+    seen = []
+
+    def remember(x):
+        seen.append(x)
+        return len(seen)
+
+    assert round_trip(remember)(1) == 1
+    assert seen == []
+
+
+def test_users_module_travels_by_value(module):
+    fn = module(
+        "BETA = 2\ndef helper(x):\n    return x * BETA\ndef loss(x):\n    return helper(x)\n"
+    )
+    shipped = ship(fn.loss)
+    del sys.modules[fn.__name__]  # as on a worker, which doesn't have it
+    assert shipped.load()(3) == 6
+
+
+def test_helper_of_another_users_module_travels_by_value(module):
+    helpers = module("def deep(x):\n    return x * 2\ndef helper(x):\n    return deep(x)\n")
+    losses = module(f"from {helpers.__name__} import helper\ndef loss(x):\n    return helper(x)\n")
+    helper = helpers.helper
+    shipped = [ship(losses.loss), ship(lambda x: helper(x))]
+    for made in (helpers, losses):
+        del sys.modules[made.__name__]
+    assert [each.load()(3) for each in shipped] == [6, 6]
+
+
+def test_installed_functions_travel_by_name():
+    assert round_trip(math.sqrt) is math.sqrt
+    assert len(ship(clipped_policy_loss).payload) < 500
+
+
+def test_captured_tensor_travels():
+    weights = torch.arange(3)
+    assert round_trip(lambda: weights.sum().item())() == 3
+
+
+def test_function_that_captures_what_cannot_travel_is_an_error_that_names_it():
+    lock = threading.Lock()
+
+    def loss(x):
+        with lock:
+            return x
+
+    with pytest.raises(TypeError, match=r"loss: this function can't be sent to a worker .*lock"):
+        ship(loss)

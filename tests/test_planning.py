@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.planning import balance, by_group, cut_groups, fill
+
+group_ids = st.lists(st.integers(0, 5), min_size=1, max_size=20).map(np.array)
+tokens = st.lists(st.integers(0, 50), max_size=20).map(lambda x: np.array(x, dtype=np.int64))
+
+
+def everyone_once(parts, num):
+    """Whether the parts hold each position exactly once."""
+    return sorted(i for part in parts for i in part.tolist()) == list(range(num))
+
+
+@given(group_ids)
+def test_by_group_holds_each_row_once_in_order_of_appearance(ids):
+    groups = by_group(ids)
+    assert everyone_once(groups, len(ids))
+    assert all(len(set(ids[group])) == 1 for group in groups)
+    assert [ids[group[0]] for group in groups] == list(dict.fromkeys(ids.tolist()))
+
+
+def test_no_rows_have_no_groups():
+    assert by_group(np.zeros(0, dtype=np.int64)) == []
+
+
+@given(group_ids, st.integers(0, 9), st.data())
+def test_cut_keeps_groups_whole_and_of_near_equal_number(ids, seed, data):
+    num = data.draw(st.integers(1, len(set(ids.tolist()))))
+    cut = cut_groups(ids, num, seed=seed)
+    assert everyone_once(cut, len(ids))
+    owners = [set(ids[part].tolist()) for part in cut]
+    assert sum(map(len, owners)) == len(set(ids.tolist()))  # no group in two parts
+    assert max(map(len, owners)) - min(map(len, owners)) <= 1
+
+
+def test_cut_depends_on_the_seed_alone():
+    ids = np.arange(32)
+    first, again, other = (cut_groups(ids, 2, seed=seed) for seed in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_more_minibatches_than_groups_are_an_error():
+    with pytest.raises(ValueError, match=r"got 3 for 2 groups.*never cut"):
+        cut_groups(np.array([0, 0, 1]), 3, seed=0)
+
+
+def test_no_minibatches_are_an_error():
+    with pytest.raises(ValueError, match="minibatches: got 0, need at least 1"):
+        cut_groups(np.array([0]), 0, seed=0)
+
+
+@given(tokens, st.integers(1, 60))
+def test_fill_keeps_the_budget_unless_a_row_alone_is_over_it(tokens, budget):
+    pieces = fill(tokens, budget)
+    assert everyone_once(pieces, len(tokens))
+    assert all(tokens[piece].sum() <= budget or len(piece) == 1 for piece in pieces)
+
+
+def test_ten_rows_in_fours_are_four_four_and_two():  # faults D5
+    assert [len(piece) for piece in fill(np.ones(10, dtype=np.int64), 4)] == [4, 4, 2]
+
+
+def test_budget_below_one_is_an_error():
+    with pytest.raises(ValueError, match="token_budget: got 0"):
+        fill(np.ones(1, dtype=np.int64), 0)
+
+
+@given(tokens, st.integers(1, 5))
+def test_balance_is_within_one_row_of_even(tokens, size):
+    parts = balance(tokens, size)
+    loads = [tokens[part].sum() for part in parts]
+    assert everyone_once(parts, len(tokens))
+    assert len(parts) == size
+    assert max(loads) - min(loads) <= tokens.max(initial=0)
+
+
+def test_longest_row_goes_to_the_rank_with_fewest_tokens():
+    parts = balance(np.array([1, 9, 8, 2]), 2)
+    assert [part.tolist() for part in parts] == [[0, 1], [2, 3]]
+
+
+def test_rows_of_equal_length_are_dealt_evenly():
+    assert [len(part) for part in balance(np.zeros(6, dtype=np.int64), 3)] == [2, 2, 2]
