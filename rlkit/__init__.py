@@ -23,7 +23,6 @@ _NAMES = {
     "launch": "rlkit.cluster",
     "WorkerGroup": "rlkit.cluster",
     "Resharder": "rlkit.reshard",
-    "plan_reshard": "rlkit.reshard",
     "score": "rlkit.tasks",
     "evaluate": "rlkit.tasks",
 }
@@ -32,7 +31,7 @@ _MODULES = (
     "reshard", "tasks", "trace", "viz", "workers",
 )  # fmt: skip
 
-__all__ = sorted([*_NAMES, *_MODULES, "__version__"])  # noqa: PLE0605
+__all__ = sorted([*_NAMES, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

@@ -5,9 +5,8 @@ A batch is names, not tensors: it holds uids, groups and versions, and for each 
 Every [B, T] column is indexed by response token: entry ``t`` speaks of ``response_ids[:, t]``.
 """
 
-import html
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,26 +15,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlkit import planning
-from rlkit.functions import round_trip
+from rlkit.columns import META, Applied, as_rows, bound_rows, check_shape, int_array, missing
+from rlkit.html import table
 from rlkit.rows import Rows
 from rlkit.store import Column, LocalStore, join
 from rlkit.types import RowStore
 
 logger = logging.getLogger("rlkit.batch")
 
-WRITTEN_BY = {
-    "prompt": "a task", "answer": "a task", "prompt_ids": "a task", "prompt_mask": "a task",
-    "response": "rollout.generate", "response_ids": "rollout.generate", "response_mask": "rollout.generate",
-    "rollout_logprobs": "rollout.generate", "token_version": "rollout.generate",
-    "temperature": "rollout.generate", "finish_reason": "rollout.generate",
-    "rewards": "rk.score(reward_fn, batch)", "old_logprobs": "actor.compute_logprobs(batch)",
-    "ref_logprobs": "reference.compute_logprobs(batch)", "values": "critic.compute_values(batch)",
-    "advantages": "batch.expand(advantage_fn(...))", "returns": "gae",
-}  # fmt: skip
-"""Column -> the stage that writes it, for the error of a skipped stage."""
-
-META = ("uid", "group_ids", "policy_version")
-MAX_SAMPLES = 1 << 16
+MAX_SAMPLES = 1 << 16  # of one prompt: a uid is the group id and the sample's number
 
 
 class Batch:
@@ -51,7 +39,9 @@ class Batch:
         columns: Mapping[str, Column] | None = None,
     ) -> None:
         if len(np.unique(uids)) != len(uids):
-            raise ValueError("uids: got the same uid twice, need one a row. Give new rows new uids.")
+            raise ValueError(
+                "uids: got the same uid twice, need one a row. Give new rows new uids."
+            )
         self.uids = uids
         self.store = store
         self.meta = {
@@ -60,10 +50,12 @@ class Batch:
             "policy_version": np.zeros_like(uids) if policy_version is None else policy_version,
         }
         self.columns: dict[str, Column] = dict(columns or {})
-        self.step_tokens: int | None = None  # denominators of the optimizer step this batch is a part of
+        # Denominators of the optimizer step that this batch is a part of.
+        self.step_tokens: int | None = None
         self.step_rows: int | None = None
         self.device: torch.device | str = "cpu"
-        self.draws: dict[int, int] = {}  # samples taken of each group, shared by the batches cut from this one
+        # Samples taken of each group; shared by the batches cut from this one.
+        self.draws: dict[int, int] = {}
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], *, store: RowStore | None = None) -> "Batch":
@@ -81,7 +73,7 @@ class Batch:
             raise ValueError(
                 f"columns: got {num_rows} rows in {next(iter(sizes))!r} but {odd}; need equally many in each."
             )
-        meta = {name: _int_array(name, columns[name]) for name in META if name in columns}
+        meta = {name: int_array(name, columns[name]) for name in META if name in columns}
         uids = meta.get("uid", np.arange(num_rows))
         batch = cls(
             uids,
@@ -91,7 +83,7 @@ class Batch:
         )
         for name, values in columns.items():
             if name not in META:
-                batch._write(name, _as_rows(name, values))
+                batch._write(name, as_rows(name, values))
         return batch
 
     # ---- reading and writing columns ----
@@ -100,7 +92,7 @@ class Batch:
         """Values of a column: tensor [B] or [B, T] padded with 0 on the right, or a list of B objects."""
         if name in META:
             return torch.from_numpy(self.meta[name].copy()).to(self.device)
-        if name == "prompt_mask" and name not in self.columns:  # follows from the lengths: never stored
+        if name == "prompt_mask" and name not in self.columns:  # follows from the lengths
             lengths = torch.from_numpy(self.lengths("prompt_ids"))
             width = max(lengths.tolist(), default=0)
             return (torch.arange(width) < lengths[:, None]).long().to(self.device)
@@ -108,20 +100,27 @@ class Batch:
         rows = column.load(self.uids)
         if isinstance(rows.values, list):
             return list(rows.values)
+        # A copy, never the store's own memory: the reader may write into it.
         values = rows.padded() if rows.lengths is not None else rows.values.clone()
-        values = values.to(self.device)  # never the store's own memory: the reader may write into it
+        values = values.to(self.device)
         if column.expands:
             mask = self["response_mask"].bool()  # [B, T]
-            return torch.where(mask, values[:, None], torch.zeros((), dtype=values.dtype, device=self.device))
+            return torch.where(
+                mask, values[:, None], torch.zeros((), dtype=values.dtype, device=self.device)
+            )
         return values
 
     def __setitem__(self, name: str, values: Any) -> None:
         if name == "uid":
-            raise ValueError("uid: a batch keeps its uids, need a new batch for new ones: Batch.from_columns.")
+            raise ValueError(
+                "uid: a batch keeps its uids, need a new batch for new ones: Batch.from_columns."
+            )
         if name in META:
-            self.meta[name] = _int_array(name, values)
+            self.meta[name] = int_array(name, values)
             if len(self.meta[name]) != len(self):
-                raise ValueError(f"{name}: got {len(values)} values, need {len(self)}, one a row of this batch.")
+                raise ValueError(
+                    f"{name}: got {len(values)} values, need {len(self)}, one a row of this batch."
+                )
             return
         if name in self.columns:
             logger.info("column %r of %d rows is written again", name, len(self))
@@ -134,7 +133,7 @@ class Batch:
                 )
             self.columns[name] = values
         else:
-            self._write(name, self._strip(name, values))
+            self._write(name, bound_rows(self, name, values))
 
     def __delitem__(self, name: str) -> None:
         self._column(name)
@@ -146,35 +145,11 @@ class Batch:
     def _column(self, name: str) -> Column:
         if name in self.columns:
             return self.columns[name]
-        writer = WRITTEN_BY.get(name, "a stage of yours")
-        raise KeyError(
-            f"batch has no column {name!r}; it has {sorted(self.columns)}. It is written by {writer}: run that first."
-        )
+        raise missing(name, self.columns)
 
     def _write(self, name: str, rows: Rows) -> None:
         part = self.store.put(name, self.uids, rows)
         self.columns[name] = Column(name, self.store, self.uids, [part])
-
-    def _strip(self, name: str, values: Any) -> Rows:
-        """Rows of a value bound to ``name``; [B, T] tensors lose the padding beyond each row's length."""
-        values = _from_numpy(values)
-        if not isinstance(values, Tensor):
-            values = list(values) if isinstance(values, Iterable) else [values]
-        if len(values) != len(self):
-            raise ValueError(
-                f"{name}: got {len(values)} values, need {len(self)}, one a row of this batch, in its order."
-            )
-        axis = "prompt_ids" if name.startswith("prompt_") else "response_ids"
-        if not isinstance(values, Tensor) or values.ndim < 2 or axis not in self.columns:
-            return _as_rows(name, values)
-        lengths = self.lengths(axis)
-        width = int(lengths.max(initial=0))
-        if values.shape[1] != width:
-            raise ValueError(
-                f"{name}: got shape {tuple(values.shape)}, need [{len(self)}, {width}], one value a token of "
-                f"{axis!r} in this batch."
-            )
-        return Rows.from_padded(values.detach().cpu(), torch.from_numpy(lengths))
 
     def expand(self, values: Any) -> Column:
         """[B] values, one a response, as a column that reads as [B, T]: the value on each token of the mask, 0 elsewhere."""
@@ -185,7 +160,7 @@ class Batch:
             raise ValueError(
                 f"expand: got shape {tuple(values.shape)}, need [{len(self)}], one value a response."
             )
-        part = self.store.put("expanded", self.uids, _as_rows("expanded", values))
+        part = self.store.put("expanded", self.uids, as_rows("expanded", values))
         return Column("expanded", self.store, self.uids, [part], expands=True)
 
     def apply(self, fn: Callable[..., Any], *names: str, whole_groups: bool = False) -> Column:
@@ -196,7 +171,9 @@ class Batch:
         for name in names:
             if name not in META:
                 self._column(name)
-        return self.store.apply(_Apply(fn, names, whole_groups), self, getattr(fn, "__name__", "apply"))
+        return self.store.apply(
+            Applied(fn, names, whole_groups), self, getattr(fn, "__name__", "apply")
+        )
 
     # ---- rows ----
 
@@ -261,18 +238,15 @@ class Batch:
                     "need the same columns in each batch."
                 )
             if other.store is not first.store:
-                raise ValueError("concat: got batches of different stores, need batches of one cluster.")
+                raise ValueError(
+                    "concat: got batches of different stores, need batches of one cluster."
+                )
         meta = {name: np.concatenate([b.meta[name] for b in batches]) for name in META}
-        columns = {
-            name: Column(
-                name,
-                first.store,
-                meta["uid"],
-                [part for b in batches for part in b.columns[name].parts],
-                expands=first.columns[name].expands,
-            )
-            for name in first.columns
-        }
+        columns = {}
+        for name, column in first.columns.items():
+            others = [b.columns[name].on(column.store) for b in batches]
+            parts = [part for each in others for part in each.parts]
+            columns[name] = Column(name, column.store, meta["uid"], parts, expands=column.expands)
         out = Batch(
             meta["uid"],
             store=first.store,
@@ -332,8 +306,10 @@ class Batch:
         out.store = store
         for name, column in self.columns.items():
             here = column.uids if len(column.uids) == len(self) else None
-            needed = column if here is not None or column.store is store else Column(
-                name, column.store, self.uids, column.parts, expands=column.expands
+            needed = (
+                column
+                if here is not None or column.store is store
+                else Column(name, column.store, self.uids, column.parts, expands=column.expands)
             )
             out.columns[name] = needed.on(store)
         return out
@@ -359,7 +335,7 @@ class Batch:
         a step the denominator is this batch's own count. Nothing trainable gives 0.
         """
         mask = self["response_mask"].bool()
-        _check_shape("token_mean", x, mask.shape)
+        check_shape("token_mean", x, mask.shape)
         count = int(self.num_trainable.sum()) if self.step_tokens is None else self.step_tokens
         return torch.where(mask, x, torch.zeros_like(x)).sum() / max(count, 1)
 
@@ -367,9 +343,9 @@ class Batch:
         """Sum over rows of x [B], or of the masked mean of each row of x [B, T], over the rows of the whole step."""
         if x.ndim == 2:
             mask = self["response_mask"].to(x.dtype)
-            _check_shape("seq_mean", x, mask.shape)
+            check_shape("seq_mean", x, mask.shape)
             x = torch.where(mask > 0, x, torch.zeros_like(x)).sum(1) / mask.sum(1).clamp(min=1)
-        _check_shape("seq_mean", x, (len(self),))
+        check_shape("seq_mean", x, (len(self),))
         count = len(self) if self.step_rows is None else self.step_rows
         return x.sum() / max(count, 1)
 
@@ -379,81 +355,19 @@ class Batch:
         """DataFrame, a row a response: identity, lengths, text and every [B] column (fetched)."""
         import pandas as pd
 
-        data: dict[str, Any] = {name: values for name, values in self.meta.items()}
+        data: dict[str, Any] = dict(self.meta)
         for name, column in self.columns.items():
-            kind = column.parts[0].kind
-            if kind == "ragged":
-                data.setdefault(f"{name.removesuffix('_ids')}_tokens", self.lengths(name)) if name.endswith("_ids") else None
-            else:
+            if column.parts[0].kind != "ragged":
                 values = column.load(self.uids).values
                 data[name] = values if isinstance(values, list) else values.tolist()
+            elif name.endswith("_ids"):
+                data[name.removesuffix("_ids") + "_tokens"] = self.lengths(name)
         return pd.DataFrame(data)
 
     def __repr__(self) -> str:
         return f"Batch({len(self)} rows, columns {sorted(self.columns)})"
 
     def _repr_html_(self) -> str:
-        rows = []
-        for name, column in sorted(self.columns.items()):
-            if column.pending:
-                facts = ("pending", "", "")
-            else:
-                part = column.parts[0] if column.parts else None
-                kind = "" if part is None else f"{part.kind} {part.dtype}"
-                places = len({p.place for p in column.parts})
-                facts = (kind, f"{column.nbytes:,}", f"{places} place{'s' if places != 1 else ''}")
-            cells = "".join(f"<td>{html.escape(x)}</td>" for x in (name, *facts))
-            rows.append(f"<tr>{cells}</tr>")
-        head = "".join(f"<th>{x}</th>" for x in ("column", "kind", "bytes", "where"))
         groups = len(np.unique(self.meta["group_ids"]))
-        return (
-            f"<b>Batch</b>: {len(self)} rows, {groups} groups<table><tr>{head}</tr>{''.join(rows)}</table>"
-        )
-
-
-class _Apply:
-    """A function on columns as a function on a batch; travels to where the rows lie."""
-
-    def __init__(self, fn: Callable[..., Any], names: Sequence[str], whole_groups: bool) -> None:
-        self.fn, self.names, self.whole_groups = fn, tuple(names), whole_groups
-
-    def __call__(self, batch: Batch) -> Rows:
-        result = round_trip(self.fn)(*(batch[name] for name in self.names))
-        name = getattr(self.fn, "__name__", "apply")
-        return batch._strip(name, result.detach() if isinstance(result, Tensor) else result)
-
-
-def _from_numpy(values: Any) -> Any:
-    """A numpy array as a tensor of its own, or as a list if it doesn't hold numbers; others as they are."""
-    if not isinstance(values, np.ndarray):
-        return values
-    return torch.from_numpy(values.copy()) if values.dtype.kind in "biuf" else values.tolist()
-
-
-def _check_shape(name: str, x: Tensor, shape: Sequence[int]) -> None:
-    if x.shape != tuple(shape):  # broadcasting would hide it
-        raise ValueError(
-            f"{name}: got shape {tuple(x.shape)}, need {list(shape)}, one value a row or a response token. "
-            "Pass values made from this batch's own columns."
-        )
-
-
-def _as_rows(name: str, values: Any) -> Rows:
-    values = _from_numpy(values)
-    if isinstance(values, Tensor):
-        values = values.detach().cpu()
-        if values.ndim == 0:
-            raise ValueError(f"{name}: got a 0-d tensor, need one value a row.")
-        if values.ndim == 1:
-            return Rows(values.clone())  # the writer may go on changing it
-        return Rows.from_padded(values, torch.full((len(values),), values.shape[1]))
-    return Rows.from_list(values)
-
-
-def _int_array(name: str, values: Any) -> np.ndarray:
-    array = np.asarray(values)
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(
-            f"{name}: got {array.dtype} of shape {array.shape}, need integers [B], one a row."
-        )
-    return array.astype(np.int64)
+        facts = [column.facts() for _, column in sorted(self.columns.items())]
+        return table(f"Batch: {len(self)} rows, {groups} groups", facts, limit=30)

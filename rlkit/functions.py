@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
@@ -42,25 +43,29 @@ class Shipped:
         return fn
 
 
-_sources: dict[int, tuple[Any, Source]] = {}  # functions that came by value have no source file here
+# Functions that came by value have no source file here.
+_sources: dict[int, tuple[Any, Source]] = {}
+_shipping = threading.Lock()  # modules are pickled by value only while a function of theirs is
 
 
 def ship(fn: Callable[..., Any]) -> Shipped:
     """Pickle ``fn`` by value; an error names what it captured that cannot travel."""
     source = source_of(fn)
-    modules = _user_modules(fn)
-    for module in modules:
-        cloudpickle.register_pickle_by_value(module)
-    try:
-        return Shipped(cloudpickle.dumps(fn), source)
-    except Exception as error:
-        raise TypeError(
-            f"{source.name}: this function can't be sent to a worker ({error}). It captures something that can't be "
-            "pickled: pass plain values or tensors in, or create that object inside the function."
-        ) from error
-    finally:
+    with _shipping:
+        modules = _user_modules(fn)
         for module in modules:
-            cloudpickle.unregister_pickle_by_value(module)
+            cloudpickle.register_pickle_by_value(module)
+        try:
+            return Shipped(cloudpickle.dumps(fn), source)
+        except Exception as error:
+            raise TypeError(
+                f"{source.name}: this function can't be sent to a worker ({error}). It captures "
+                "something that can't be pickled: pass plain values or tensors in, or create that "
+                "object inside the function."
+            ) from error
+        finally:
+            for module in modules:
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def round_trip(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -73,59 +78,75 @@ def source_of(fn: Callable[..., Any], *, _seen: frozenset[int] = frozenset()) ->
     known = _sources.get(id(fn))
     if known is not None and known[0] is fn:
         return known[1]
-    inner = fn
-    bound: list[str] = []
-    while isinstance(inner, functools.partial):
-        bound += [f"{inner.args!r}", f"{sorted(inner.keywords.items())!r}"]
-        inner = inner.func
+    inner = _inner(fn)
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     try:
         text = inspect.getsource(inner if inspect.isroutine(inner) else type(inner))
     except (OSError, TypeError):
         text = f"# no source: {name}"
-    code = getattr(inner, "__code__", None)
-    parts = [text, *bound, *_captured(inner, _seen | {id(inner)})]
-    if code is not None:
-        for each in _codes(code):
-            parts += [each.co_code.hex(), repr([c for c in each.co_consts if isinstance(c, _SCALARS)])]
+    parts = [text]
+    for key, value in sorted(_captured(fn).items()):
+        fact = _fact(value, _seen | {id(fn), id(inner)})
+        if fact is not None:
+            parts.append(f"{key}={fact}")
+    for code in _codes(getattr(inner, "__code__", None)):
+        parts += [code.co_code.hex(), repr([c for c in code.co_consts if isinstance(c, _SCALARS)])]
     return Source(name, text, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12])
 
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 
 
-def _captured(fn: Any, seen: frozenset[int]) -> list[str]:
-    """Scalars a function closes over or reads from its module, and hashes of the user's functions among them."""
+def _inner(fn: Any) -> Any:
+    """The function inside a partial."""
+    return _inner(fn.func) if isinstance(fn, functools.partial) else fn
+
+
+def _captured(fn: Any) -> dict[str, Any]:
+    """What a function has beside its code: bound arguments, attributes, closure, the globals it names, defaults."""
+    found: dict[str, Any] = {}
+    if isinstance(fn, functools.partial):
+        found |= {f"bound {i}": value for i, value in enumerate(fn.args)}
+        found |= {f"bound {name}": value for name, value in fn.keywords.items()}
+        return _captured(fn.func) | found
+    found |= getattr(fn, "__dict__", {})
     code = getattr(fn, "__code__", None)
-    found = dict(getattr(fn, "__dict__", {}))
     if code is None:
-        return _facts(found, seen)
+        return found
     for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
         found[name] = cell.cell_contents
     for name in {name for each in _codes(code) for name in each.co_names}:
         if name in fn.__globals__:
             found[name] = fn.__globals__[name]
     found |= {f"default {i}": v for i, v in enumerate(fn.__defaults__ or ())}
-    found |= fn.__kwdefaults__ or {}
-    return _facts(found, seen)
+    return found | (fn.__kwdefaults__ or {})
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def _codes(code: CodeType | None) -> Iterator[CodeType]:
     """A code object and those of the lambdas, comprehensions and functions inside it."""
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            yield from _codes(const)
+    if code is not None:
+        yield code
+        for const in code.co_consts:
+            if isinstance(const, CodeType):
+                yield from _codes(const)
 
 
-def _facts(found: dict[str, Any], seen: frozenset[int]) -> list[str]:
-    facts = []
-    for name, value in sorted(found.items()):
-        if isinstance(value, _SCALARS):
-            facts.append(f"{name}={value!r}")
-        elif inspect.isfunction(value) and id(value) not in seen and _is_users(value):
-            facts.append(f"{name}={source_of(value, _seen=seen).hash}")
-    return facts
+def _fact(value: Any, seen: frozenset[int]) -> str | None:
+    """What of a captured value goes into the hash: scalars, what a user's function is, which function another is."""
+    if isinstance(value, _SCALARS):
+        return repr(value)
+    if isinstance(value, tuple):
+        return repr([_fact(item, seen) for item in value])
+    if _travels(value):
+        return None if id(value) in seen else source_of(value, _seen=seen).hash
+    if inspect.isroutine(value):
+        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    return None
+
+
+def _travels(value: Any) -> bool:
+    """Whether a captured value is code of the user's, which goes with the function that captured it."""
+    return isinstance(value, functools.partial) or (inspect.isfunction(value) and _is_users(value))
 
 
 def _is_users(fn: Any) -> bool:
@@ -136,15 +157,22 @@ def _is_users(fn: Any) -> bool:
     if module.__name__.split(".")[0] == "rlkit":
         return False
     path = getattr(module, "__file__", None)
-    installed = tuple(sysconfig.get_paths()[k] for k in ("purelib", "platlib", "stdlib", "platstdlib"))
+    installed = tuple(
+        sysconfig.get_paths()[k] for k in ("purelib", "platlib", "stdlib", "platstdlib")
+    )
     return path is not None and not path.startswith(installed)
 
 
 def _user_modules(fn: Any) -> list[Any]:
-    """The user's module that ``fn`` lives in, to be pickled by value; none for a notebook's function."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    module = sys.modules.get(getattr(fn, "__module__", None) or "")
-    if module is None or module.__name__ == "__main__" or not _is_users(fn):
-        return []
-    return [] if module.__name__ in cloudpickle.list_registry_pickle_by_value() else [module]
+    """The user's modules that ``fn`` and the functions it captured live in, to be pickled by value."""
+    todo, seen, found = [fn], set(), {}
+    while todo:
+        each = todo.pop()
+        seen.add(id(each))
+        name = getattr(_inner(each), "__module__", None) or ""
+        if name != "__main__" and name in sys.modules and _is_users(_inner(each)):
+            found[name] = sys.modules[name]
+        todo += [x for x in _captured(each).values() if _travels(x) and id(x) not in seen]
+    return [
+        found[name] for name in sorted(found.keys() - cloudpickle.list_registry_pickle_by_value())
+    ]

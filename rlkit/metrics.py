@@ -25,9 +25,17 @@ _ROWS = (
     ("reward", "", "mean reward of the step's responses"),
     ("eval/accuracy", "", "share of held-out responses judged right"),
     ("response/length_mean_tokens", "tokens", "mean response length"),
-    ("policy/loss", "", "policy loss, signed, averaged over the trainable tokens of an optimizer step"),
+    (
+        "policy/loss",
+        "",
+        "policy loss, signed, averaged over the trainable tokens of an optimizer step",
+    ),
     ("policy/clip_fraction", "", "share of trainable tokens whose ratio the clip holds back"),
     ("policy/ratio_mean", "", "mean of new over old probability"),
+    ("policy/ratio_max", "", "largest ratio of new over old probability"),
+    ("group/num_failed_rewards", "", "responses whose reward is NaN"),
+    ("group/num_single", "", "groups of one valid response, which have no advantage"),
+    ("group/signal_fraction", "", "share of groups whose rewards differ"),
     ("policy/kl_ref", "nats", "KL from the reference policy, estimated on sampled tokens"),
     ("policy/kl_old", "nats", "KL from the old policy, estimated on sampled tokens"),
     ("policy/entropy", "nats", "mean entropy of the next-token distribution"),
@@ -61,6 +69,14 @@ _ROWS = (
 )
 GLOSSARY: dict[str, Metric] = {row[0]: Metric(*row) for row in _ROWS}
 """Every metric rlkit writes: name, unit, meaning."""
+
+
+def unit_of(name: str) -> str:
+    """Unit of a metric: the glossary's, else what the name ends in; ``1`` for a pure number."""
+    if name in GLOSSARY:
+        return GLOSSARY[name].unit or "1"
+    endings = {"_tokens": "tokens", "_per_s": "1/s", "_s": "s", "_gib": "GiB", "_steps": "steps"}
+    return next((unit for ending, unit in endings.items() if name.endswith(ending)), "1")
 
 
 def tokens_per_s_per_device(tokens: float, *, seconds: float, devices: int) -> float:
@@ -107,7 +123,9 @@ class StepMetrics(dict):
         return _step_metrics, (self.shares, self.same, self.sources)
 
 
-def _step_metrics(shares: dict[str, Any], same: dict[str, Any], sources: dict[str, Source]) -> StepMetrics:
+def _step_metrics(
+    shares: dict[str, Any], same: dict[str, Any], sources: dict[str, Source]
+) -> StepMetrics:
     return StepMetrics(shares, same=same, sources=sources)
 
 
@@ -136,7 +154,9 @@ class MetricLog:
     def add(self, step: int, metrics: Mapping[str, Any] | None = None, **values: Any) -> None:
         """Record a step: numbers, 0-d tensors or short strings by name; ``values`` join ``metrics``."""
         if not isinstance(step, int) or isinstance(step, bool):
-            raise TypeError(f"step: got {type(step).__name__}, need an int, the number of the step.")
+            raise TypeError(
+                f"step: got {type(step).__name__}, need an int, the number of the step."
+            )
         record: dict[str, Any] = {"step": step}
         for name, value in {**(metrics or {}), **values}.items():
             record[name] = _plain(name, value)
@@ -160,7 +180,20 @@ class MetricLog:
         import pandas as pd
 
         with self._lock:
-            return pd.DataFrame(list(self.records), columns=None if self.records else ["step"])
+            records = list(self.records)
+        return pd.DataFrame(records, columns=None if records else ["step"])
+
+    def tidy(self, **facts: Any) -> Any:
+        """DataFrame, a row a number: ``facts`` (run, seed, source, ...), step, metric, value, unit."""
+        import pandas as pd
+
+        rows = [
+            {**facts, "step": record["step"], "metric": name, "value": value, "unit": unit_of(name)}
+            for record in self.records
+            for name, value in record.items()
+            if name != "step" and not isinstance(value, str)
+        ]
+        return pd.DataFrame(rows)
 
     def __len__(self) -> int:
         return len(self.records)

@@ -23,7 +23,9 @@ def cut_groups(group_ids: np.ndarray, num: int, *, seed: int) -> list[np.ndarray
             "Use fewer minibatches or more prompts."
         )
     order = np.random.Generator(np.random.PCG64(seed)).permutation(len(groups))
-    return [np.sort(np.concatenate([groups[i] for i in part])) for part in np.array_split(order, num)]
+    return [
+        np.sort(np.concatenate([groups[i] for i in part])) for part in np.array_split(order, num)
+    ]
 
 
 def fill(tokens: np.ndarray, budget: int) -> list[np.ndarray]:

@@ -28,7 +28,17 @@ class Part:
     The process that owns a part frees its values when nothing names it any more.
     """
 
-    __slots__ = ("__weakref__", "dtype", "key", "kind", "lengths", "nbytes", "place", "sums", "uids")
+    __slots__ = (
+        "__weakref__",
+        "dtype",
+        "key",
+        "kind",
+        "lengths",
+        "nbytes",
+        "place",
+        "sums",
+        "uids",
+    )
 
     def __init__(self, *, key: str, place: str, uids: np.ndarray, rows: Rows, name: str) -> None:
         self.key, self.place, self.uids = key, place, uids
@@ -143,7 +153,9 @@ class Column:
     ) -> None:
         self.name, self.store, self.uids, self.expands = name, store, uids, expands
         self._parts = parts
-        self._copies: dict[int, Column] = {}  # of an immutable column in other stores, by id of the store
+        self._copies: dict[
+            int, Column
+        ] = {}  # of an immutable column in other stores, by id of the store
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -167,7 +179,9 @@ class Column:
             return self
         if id(store) not in self._copies:
             part = store.put(self.name, self.uids, self.load())
-            self._copies[id(store)] = Column(self.name, store, self.uids, [part], expands=self.expands)
+            self._copies[id(store)] = Column(
+                self.name, store, self.uids, [part], expands=self.expands
+            )
         return self._copies[id(store)]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -175,6 +189,8 @@ class Column:
 
     def requests(self, uids: np.ndarray) -> tuple[list[tuple[Part, np.ndarray]], np.ndarray]:
         """What to fetch for ``uids``, and the order that puts the answers, joined, back into order."""
+        if len(self.parts) == 1 and np.array_equal(self.parts[0].uids, uids):
+            return [(self.parts[0], uids)], np.arange(len(uids))
         wanted, positions = [], []
         left = np.ones(len(uids), dtype=bool)
         for part in self.parts:
@@ -220,6 +236,15 @@ class Column:
     def nbytes(self) -> int:
         """Bytes of all parts, rows outside the batch included; 0 while pending."""
         return 0 if self.pending else sum(part.nbytes for part in self.parts)
+
+    def facts(self) -> dict[str, str]:
+        """What is known without waiting: name, kind, bytes, where."""
+        if self.pending or not self.parts:
+            return {"column": self.name, "kind": "pending", "bytes": "", "where": ""}
+        part, places = self.parts[0], sorted({part.place[:8] for part in self.parts})
+        kind = f"{part.kind} {part.dtype}" + (" (expands)" if self.expands else "")
+        where = ", ".join(places[:4])
+        return {"column": self.name, "kind": kind, "bytes": f"{self.nbytes:,}", "where": where}
 
     def __len__(self) -> int:
         return len(self.uids)

@@ -16,19 +16,28 @@ if TYPE_CHECKING:
 class RewardFn(Protocol):
     """Judges one response: ``(prompt, response, answer) -> float``."""
 
-    def __call__(self, prompt: str, response: str, answer: str) -> float: ...
+    def __call__(self, prompt: str, response: str, answer: str) -> float:
+        """The reward of one response; NaN takes it out of its group."""
+        ...
 
 
 class AdvantageFn(Protocol):
     """Turns rewards [B] and group_ids [B] into one advantage a response [B]."""
 
-    def __call__(self, rewards: "Tensor", group_ids: "Tensor") -> "Tensor": ...
+    def __call__(self, rewards: "Tensor", group_ids: "Tensor") -> "Tensor":
+        """One advantage a response, in the order of the rewards."""
+        ...
 
 
 class LossFn(Protocol):
-    """``(logprobs [B, T], batch) -> (scalar, dict of 0-d tensors)``; ask for ``entropy`` by naming a third parameter so."""
+    """``(logprobs [B, T], batch) -> (scalar, dict of 0-d tensors)``.
 
-    def __call__(self, logprobs: "Tensor", batch: "Batch") -> "tuple[Tensor, dict[str, Tensor]]": ...
+    A third parameter named ``entropy`` gets the entropies [B, T] of the next-token distributions.
+    """
+
+    def __call__(self, logprobs: "Tensor", batch: "Batch") -> "tuple[Tensor, dict[str, Tensor]]":
+        """Loss and metrics of one micro-batch, averaged with ``batch.token_mean``."""
+        ...
 
 
 @runtime_checkable  # batch.py is checked at run time under pytest
@@ -132,4 +141,6 @@ class Schedule(Protocol):
         train_step: Callable[..., Any],
         sync: Callable[[], Any],
         executor: Executor | None = None,
-    ) -> Iterator[dict[str, Any]]: ...
+    ) -> Iterator[dict[str, Any]]:
+        """Run the stages in this schedule's order."""
+        ...

@@ -25,7 +25,9 @@ def demonstrations(task: rk.tasks.Task, indices: range, rng: random.Random) -> r
     prompts = [task.item(i)[0] for i in indices]
     tokenizer = task.tokenizer
     responses = [rng.choice(BEHAVIOURS)(prompt.rstrip(">")) for prompt in prompts]
-    ids = [torch.tensor([*tokenizer.encode(text, bos=False), tokenizer.eos_id]) for text in responses]
+    ids = [
+        torch.tensor([*tokenizer.encode(text, bos=False), tokenizer.eos_id]) for text in responses
+    ]
     return rk.Batch.from_columns(
         {
             "prompt_ids": [torch.tensor(tokenizer.encode(prompt)) for prompt in prompts],
@@ -35,7 +37,9 @@ def demonstrations(task: rk.tasks.Task, indices: range, rng: random.Random) -> r
     )
 
 
-def cross_entropy(logprobs: torch.Tensor, batch: rk.Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def cross_entropy(
+    logprobs: torch.Tensor, batch: rk.Batch
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Mean negative log-likelihood of the demonstrated tokens."""
     return batch.token_mean(-logprobs), {}
 

@@ -85,6 +85,10 @@ def run_notebook(
         failure = f"still running after {timeout_s:.0f} s, the time this notebook may take"
     except DeadKernelError:
         failure = "the kernel died; out of memory is the usual cause"
+    except AssertionError:
+        if client.km is not None:
+            raise
+        failure = "stopped by Ctrl-C"  # nbclient ends the kernel, then trips over its own clean-up
     if failure is not None:
         lines = "\n  ".join(failure.strip().splitlines()[-12:])
         failure = f"code cell {number} of {len(code_cells)} failed:\n  {lines}"

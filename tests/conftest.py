@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
+import hypothesis
 import psutil
 import pytest
 import torch
@@ -18,6 +19,8 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["rlkit.algo", "rlkit.batch"], "beartype.beartype")
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("rlkit", deadline=None)  # machines are shared and noisy
+hypothesis.settings.load_profile("rlkit")
 if (
     sys.platform == "linux"
 ):  # PR_SET_CHILD_SUBREAPER: orphans come to us, so left_running() sees them

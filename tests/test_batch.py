@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlkit.batch
@@ -364,6 +364,7 @@ def test_select_with_a_mask_of_another_length_is_an_error():
         four_rows().select([True, False])
 
 
+@settings(deadline=None)
 @given(st.permutations(range(4)))
 def test_concat_of_parts_is_the_selection(order):
     batch = four_rows()
@@ -380,6 +381,18 @@ def test_concat_joins_columns_written_apart():
     first, second = batch.select([0, 1]), batch.select([2, 3])
     first["x"], second["x"] = torch.tensor([1, 2]), torch.tensor([3, 4])
     assert Batch.concat([second, first])["x"].tolist() == [3, 4, 1, 2]
+
+
+@settings(deadline=None)
+@given(st.permutations(range(4)))
+def test_order_of_rows_holds_across_columns_written_apart(order):
+    batch = four_rows()
+    first, second = batch.select([0, 1]), batch.select([2, 3])
+    first["x"], second["x"] = ragged([1], [2, 2]), ragged([3, 3, 3], [4, 4, 4, 4])
+    mixed = Batch.concat([first, second]).select(order)
+    assert mixed["x"][:, 0].tolist() == [i + 1 for i in order]
+    assert mixed.lengths("x").tolist() == [i + 1 for i in order]
+    assert mixed.load()["x"][:, 0].tolist() == [i + 1 for i in order]
 
 
 def test_concat_keeps_expanded_columns():
@@ -561,6 +574,7 @@ def test_seq_mean_of_another_number_of_rows_is_an_error():
         seq_mean(four_rows(), torch.ones(3))
 
 
+@settings(deadline=None)
 @given(batches(), st.integers(1, 12), st.integers(1, 3), st.integers(0, 5))
 def test_micro_batches_and_ranks_add_up_to_the_step(batch, budget, ranks, seed):  # faults B1
     num = len(np.unique(batch.meta["group_ids"]))
@@ -572,6 +586,7 @@ def test_micro_batches_and_ranks_add_up_to_the_step(batch, budget, ranks, seed):
             assert total == pytest.approx(mean(step, step["x"]).item(), abs=1e-12)
 
 
+@settings(deadline=None)
 @given(batches(), st.integers(0, 5), st.data())
 def test_minibatches_never_cut_a_group(batch, seed, data):
     groups = np.unique(batch.meta["group_ids"])
@@ -586,6 +601,7 @@ def test_minibatches_never_cut_a_group(batch, seed, data):
         assert step.step_tokens == step.num_trainable.sum()
 
 
+@settings(deadline=None)
 @given(batches(), st.integers(1, 12))
 def test_microbatches_keep_the_token_budget(batch, budget):
     for part in batch.microbatches(budget):
@@ -682,7 +698,7 @@ def test_drawing_a_batch_shows_columns_and_escapes_names():
     assert "4 rows, 2 groups" in text
     assert "ragged int64" in text
     assert "&lt;b&gt;" in text
-    assert "<b>Batch</b>" in text
+    assert "<b>Batch: 4 rows, 2 groups</b>" in text
 
 
 def test_batches_of_a_store_keep_raw_rows_apart():

@@ -8,7 +8,12 @@ import threading
 import pytest
 import torch
 
-from rlkit.algo import clipped_policy_loss
+from rlkit.algo import (
+    clipped_policy_loss,
+    seq_mean_token_mean,
+    seq_mean_token_sum,
+    token_mean,
+)
 from rlkit.functions import round_trip, ship, source_of
 
 
@@ -39,6 +44,11 @@ def hash_of(module, text, name="loss"):
 def scaled(beta):
     """A loss-like closure over a number."""
     return lambda x: x * beta
+
+
+def wrapped(fn):
+    """A closure over a function."""
+    return lambda x: fn(x)
 
 
 def test_hash_is_the_same_for_the_same_code_and_numbers():
@@ -104,6 +114,36 @@ def test_hash_changes_with_a_default(module):
 def test_hash_changes_with_what_a_partial_binds():
     first, second = (functools.partial(clipped_policy_loss, clip_high=x) for x in (0.2, 0.28))
     assert source_of(first).hash != source_of(second).hash
+
+
+def test_hash_of_a_partial_that_binds_a_function_is_the_same_when_made_again(module):
+    text = "import functools\ndef helper(x):\n    return x\ndef loss(x, fn):\n    return fn(x)\n"
+    text += "bound = functools.partial(loss, fn=helper)\n"
+    assert hash_of(module, text, "bound") == hash_of(module, text, "bound")
+    assert hash_of(module, text, "bound") != hash_of(module, text.replace("x\n", "-x\n"), "bound")
+
+
+def test_hash_changes_with_which_function_is_captured():
+    def loss(aggregate):
+        return lambda logprobs, batch: clipped_policy_loss(logprobs, batch, aggregate=aggregate)
+
+    assert source_of(loss(token_mean)).hash != source_of(loss(seq_mean_token_mean)).hash
+    assert source_of(loss(token_mean)).hash == source_of(loss(token_mean)).hash
+
+
+def test_hash_changes_with_a_partial_that_is_captured():
+    def loss(length):
+        aggregate = functools.partial(seq_mean_token_sum, length=length)
+        return lambda logprobs, batch: clipped_policy_loss(logprobs, batch, aggregate=aggregate)
+
+    assert source_of(loss(8)).hash != source_of(loss(9)).hash
+
+
+def test_hash_changes_with_numbers_in_a_captured_tuple():
+    def loss(clip):
+        return lambda x: x.clamp(*clip)
+
+    assert source_of(loss((0.2, 0.2))).hash != source_of(loss((0.2, 0.28))).hash
 
 
 def test_hash_changes_with_the_attribute_of_a_callable_object():
@@ -181,6 +221,14 @@ def test_helper_of_another_users_module_travels_by_value(module):
     shipped = [ship(losses.loss), ship(lambda x: helper(x))]
     for made in (helpers, losses):
         del sys.modules[made.__name__]
+    assert [each.load()(3) for each in shipped] == [6, 6]
+
+
+def test_function_inside_a_partial_or_a_closure_travels_by_value(module):
+    helpers = module("def reward(x):\n    return x * 2\n")
+    fns = [functools.partial(lambda x, fn: fn(x), fn=helpers.reward), wrapped(helpers.reward)]
+    shipped = [ship(fn) for fn in fns]
+    del sys.modules[helpers.__name__]
     assert [each.load()(3) for each in shipped] == [6, 6]
 
 

@@ -14,8 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlkit"
 
-# batch, with the modules it is split into: rows, store, planning, functions.
-BASE = {"types", "algo", "batch", "rows", "store", "planning", "functions"}
+# batch, with the modules it is split into: rows, columns, store, planning, functions, html.
+BASE = {"types", "algo", "batch", "columns", "html", "rows", "store", "planning", "functions"}
 BASE |= {"config", "device", "metrics", "trace"}
 DATA = BASE | {"models", "tasks"}
 COMPUTE = DATA | {"engines", "backends"}

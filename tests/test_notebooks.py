@@ -144,11 +144,11 @@ def test_the_kernel_is_this_python_whatever_is_registered(tmp_path, monkeypatch)
     spec = {"argv": ["false"], "display_name": "other", "language": "python"}
     (other / "kernel.json").write_text(json.dumps(spec))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    notebook = write(tmp_path / "a.ipynb", one="import os, sys\nprint(sys.executable, os.getcwd())")
-    run = quickstart.run_notebook(notebook, timeout_s=120)
+    source = "import os, sys\nprint(os.path.realpath(sys.prefix), os.getcwd())"
+    run = quickstart.run_notebook(write(tmp_path / "a.ipynb", one=source), timeout_s=120)
     assert run.failure is None, run.failure
     text = run.notebook.cells[0].outputs[0].text
-    assert text.split() == [sys.executable, str(tmp_path)]
+    assert text.split() == [os.path.realpath(sys.prefix), str(tmp_path)]
 
 
 @pytest.mark.notebook

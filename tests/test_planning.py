@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.planning import balance, by_group, cut_groups, fill
@@ -14,6 +14,7 @@ def everyone_once(parts, num):
     return sorted(i for part in parts for i in part.tolist()) == list(range(num))
 
 
+@settings(deadline=None)
 @given(group_ids)
 def test_by_group_holds_each_row_once_in_order_of_appearance(ids):
     groups = by_group(ids)
@@ -26,6 +27,7 @@ def test_no_rows_have_no_groups():
     assert by_group(np.zeros(0, dtype=np.int64)) == []
 
 
+@settings(deadline=None)
 @given(group_ids, st.integers(0, 9), st.data())
 def test_cut_keeps_groups_whole_and_of_near_equal_number(ids, seed, data):
     num = data.draw(st.integers(1, len(set(ids.tolist()))))
@@ -53,6 +55,7 @@ def test_no_minibatches_are_an_error():
         cut_groups(np.array([0]), 0, seed=0)
 
 
+@settings(deadline=None)
 @given(tokens, st.integers(1, 60))
 def test_fill_keeps_the_budget_unless_a_row_alone_is_over_it(tokens, budget):
     pieces = fill(tokens, budget)
@@ -69,6 +72,7 @@ def test_budget_below_one_is_an_error():
         fill(np.ones(1, dtype=np.int64), 0)
 
 
+@settings(deadline=None)
 @given(tokens, st.integers(1, 5))
 def test_balance_is_within_one_row_of_even(tokens, size):
     parts = balance(tokens, size)

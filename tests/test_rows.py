@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.rows import Rows, concat
@@ -16,6 +16,7 @@ def ragged(rows, dtype=torch.int64):
     return Rows.from_list([torch.tensor(row, dtype=dtype) for row in rows])
 
 
+@settings(deadline=None)
 @given(ragged_rows)
 def test_padding_and_stripping_gives_the_same_rows(lists):
     rows = ragged(lists)
@@ -24,6 +25,7 @@ def test_padding_and_stripping_gives_the_same_rows(lists):
     assert torch.equal(again.lengths, rows.lengths)
 
 
+@settings(deadline=None)
 @given(ragged_rows, st.data())
 def test_selected_rows_come_in_the_order_asked_for(lists, data):
     index = data.draw(st.lists(st.integers(0, len(lists) - 1), max_size=8))
@@ -31,12 +33,14 @@ def test_selected_rows_come_in_the_order_asked_for(lists, data):
     assert [row.tolist() for row in selected.unpack()] == [lists[i] for i in index]
 
 
+@settings(deadline=None)
 @given(ragged_rows, ragged_rows)
 def test_concat_joins_rows_end_to_end(first, second):
     joined = concat([ragged(first), ragged(second)])
     assert [row.tolist() for row in joined.unpack()] == first + second
 
 
+@settings(deadline=None)
 @given(ragged_rows)
 def test_sums_are_those_of_each_row(lists):
     assert ragged(lists).sums().tolist() == [sum(row) for row in lists]

@@ -28,9 +28,14 @@ class Packed:
 
 def pack(batch: Batch, *, device: torch.device) -> Packed:
     """Pack prompt_ids and response_ids of a batch; a response's last token predicts nothing and is left out."""
-    prompts, responses = batch._column("prompt_ids").load(batch.uids), batch._column("response_ids").load(batch.uids)
+    prompts, responses = (
+        batch._column("prompt_ids").load(batch.uids),
+        batch._column("response_ids").load(batch.uids),
+    )
     if len(batch) and int(prompts.lengths.min()) < 1:
-        raise ValueError("prompt_ids: got an empty prompt, need at least one token to predict the response from.")
+        raise ValueError(
+            "prompt_ids: got an empty prompt, need at least one token to predict the response from."
+        )
     read = (responses.lengths - 1).clamp(min=0)
     pieces = [
         piece
@@ -45,7 +50,9 @@ def pack(batch: Batch, *, device: torch.device) -> Packed:
     if "temperature" in batch:
         temperature = batch["temperature"].to("cpu", torch.float32)
     return Packed(
-        ids=torch.cat(pieces).to(device) if pieces else torch.zeros(0, dtype=torch.int64, device=device),
+        ids=torch.cat(pieces).to(device)
+        if pieces
+        else torch.zeros(0, dtype=torch.int64, device=device),
         lengths=lengths,
         predict=next_token_rows(starts, prompts.lengths, responses.lengths).to(device),
         targets=Rows(responses.values.to(device), responses.lengths),

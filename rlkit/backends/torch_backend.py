@@ -79,7 +79,9 @@ class TorchBackend:
         attend = PackedAttention(packed.lengths)
         hidden = self.decoder(packed.ids, positions(packed.lengths), attend)
         logits = self.decoder.logits(hidden[packed.predict])  # [M, V]
-        logprobs = logprobs_from_logits(logits, packed.targets.values, temperature=packed.temperature)
+        logprobs = logprobs_from_logits(
+            logits, packed.targets.values, temperature=packed.temperature
+        )
         if not entropy:
             return logprobs, logprobs.new_zeros(0)
         return logprobs, entropy_from_logits(logits, temperature=packed.temperature)
@@ -96,7 +98,9 @@ class TorchBackend:
         if self._reduce is not None:
             flat = torch.cat([p.grad.reshape(-1) for p in parameters])
             self._reduce(flat)
-            for parameter, grad in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            for parameter, grad in zip(
+                parameters, flat.split([p.numel() for p in parameters]), strict=True
+            ):
                 parameter.grad.copy_(grad.view_as(parameter))
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm))
         rate = self.lr * self.optim.lr_schedule(self.num_steps)

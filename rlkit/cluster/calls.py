@@ -75,7 +75,9 @@ def public_methods(cls: type) -> dict[str, Callable[..., Any]]:
     return {
         name: value
         for name in dir(cls)
-        if not name.startswith("_") and callable(value := getattr(cls, name)) and not isinstance(value, type)
+        if not name.startswith("_")
+        and callable(value := getattr(cls, name))
+        and not isinstance(value, type)
     }
 
 

@@ -1,6 +1,5 @@
 """WorkerGroup: the worker's own method names, run on all its ranks."""
 
-import html
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -8,6 +7,7 @@ from typing import Any, Protocol
 from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.cluster.calls import outgoing, public_methods
+from rlkit.html import table
 from rlkit.store import Column
 from rlkit.types import RowStore
 from rlkit.workers.stages import stage_of
@@ -39,7 +39,9 @@ class Transport(Protocol):
 class Future:
     """A group call that runs: ``result()`` waits for it, once or often."""
 
-    def __init__(self, finish: Callable[[float | None], Any], done: Callable[[], bool], what: str) -> None:
+    def __init__(
+        self, finish: Callable[[float | None], Any], done: Callable[[], bool], what: str
+    ) -> None:
         self._finish, self._done, self._what = finish, done, what
         self._result: list[Any] = []
 
@@ -159,7 +161,9 @@ class _Submit:
 
     def __getattr__(self, name: str) -> Callable[..., Future]:
         if name not in self._group.methods:
-            raise AttributeError(f"{self._group.name}: got {name!r}, need one of {sorted(self._group.methods)}.")
+            raise AttributeError(
+                f"{self._group.name}: got {name!r}, need one of {sorted(self._group.methods)}."
+            )
         return lambda *args, **kwargs: self._group._start(name, args, kwargs)
 
     def __dir__(self) -> list[str]:
@@ -168,15 +172,3 @@ class _Submit:
 
 def _first_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Batch | None:
     return next((value for value in (*args, *kwargs.values()) if isinstance(value, Batch)), None)
-
-
-def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
-    """At most ten rows as an HTML table."""
-    if not rows:
-        return f"<b>{html.escape(title)}</b>"
-    head = "".join(f"<th>{html.escape(str(key))}</th>" for key in rows[0])
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(v))}</td>" for v in row.values()) + "</tr>" for row in rows[:10]
-    )
-    more = f"<p>and {len(rows) - 10} more</p>" if len(rows) > 10 else ""
-    return f"<b>{html.escape(title)}</b><table><tr>{head}</tr>{body}</table>{more}"

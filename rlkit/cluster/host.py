@@ -2,15 +2,15 @@
 
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.cluster.calls import Failure, incoming
 from rlkit.cluster.local import accepts_context, count_tokens
-from rlkit.functions import Shipped
 from rlkit.store import Column
-from rlkit.workers.context import WorkerContext, collective
+from rlkit.workers.context import Rendezvous, WorkerContext, open_meeting
 
 
 class WorkerHost:
@@ -22,32 +22,35 @@ class WorkerHost:
         torch.set_num_threads(threads)
         self.name = name
         self.worker: Any = None
-        self._meeting: Any = None
+        self._store: Any = None
 
     def meet(self, timeout_s: float) -> tuple[str, int]:
         """Open the meeting point of this worker's group, as its rank 0: (host, port)."""
-        from datetime import timedelta
-
         import ray
-        import torch.distributed as dist
 
         host = ray.util.get_node_ip_address()
-        limit = timedelta(seconds=timeout_s)
-        self._meeting = dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False)
-        return host, self._meeting.port
+        self._store = open_meeting(host, timeout_s=timeout_s)
+        return host, self._store.port
 
-    def build(self, payload: Any, facts: dict[str, Any], peers: dict[str, Any] | None) -> Any:
-        """Make the worker of payload (class, args, kwargs); ``peers`` say how to join a collective over the group."""
+    def build(self, payload: Any, context: WorkerContext, meeting: Rendezvous | None) -> Any:
+        """Make the worker of payload (class, args, kwargs); ``meeting`` is where its peers are."""
         import ray
 
         cls, args, kwargs = payload
         try:
             worker_class = cls.load()
-            joined = None if peers is None else collective(meeting=self._meeting, **peers)
+            if meeting is not None:
+                joined = meeting.join(
+                    context.dp_rank,
+                    device=context.device,
+                    timeout_s=context.timeout_s,
+                    store=self._store,
+                )
+                context = replace(context, collective=joined)
             kwargs = {key: incoming(value) for key, value in kwargs.items()}
             if accepts_context(worker_class):
-                kwargs["context"] = WorkerContext(collective=joined, **facts)
-            self.rank, self.size = facts["dp_rank"], facts["dp_size"]
+                kwargs["context"] = context
+            self.context = context
             self.worker = worker_class(*map(incoming, args), **kwargs)
         except Exception as error:
             return Failure.of(error, self.name)
@@ -67,7 +70,7 @@ class WorkerHost:
         except Exception as error:
             return Failure.of(error, self.name)
         given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-        rows = None if given is None else given.shard(self.rank, self.size)
+        rows = None if given is None else given.shard(self.context.dp_rank, self.context.dp_size)
         span = trace.Span(
             stage=stage,
             start_s=start,

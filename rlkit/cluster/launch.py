@@ -21,7 +21,7 @@ def launch(
     threads_per_worker: int = 1,
     timeout_s: float = 600.0,
 ) -> Any:
-    """Start a cluster; the one that this process had before is shut down first.
+    """Start a cluster; a Ray cluster that this process launched before is shut down first.
 
     backend: ``ray`` starts Ray on this machine (or joins the one at ``address``); ``local`` runs all workers in
     this process. devices: ``cpu``, an accelerator's name, or ``auto`` for what the machine has. num_devices: how many
@@ -54,24 +54,23 @@ def _launch(
             f"launch: got num_devices={wanted} of kind {facts.kind!r}, need at most {found}, what this machine has. "
             "Use fewer, devices='cpu', or address= of a cluster that has them."
         )
+    if backend == "local":
+        return LocalCluster(device=facts.kind, seed=seed)
     while _current:
         old = _current.pop()
         if old.open:
-            logger.warning("rk.launch: shutting down the cluster launched before")
+            logger.warning("rk.launch: shutting down the Ray cluster launched before")
             old.shutdown()
-    if backend == "local":
-        cluster: Any = LocalCluster(device=facts.kind, seed=seed)
-    else:
-        from rlkit.cluster.ray_cluster import RayCluster
+    from rlkit.cluster.ray_cluster import RayCluster
 
-        cluster = RayCluster(
-            device=facts.kind,
-            num_devices=wanted,
-            seed=seed,
-            address=address,
-            threads=threads,
-            timeout_s=timeout_s,
-        )
+    cluster = RayCluster(
+        device=facts.kind,
+        num_devices=wanted,
+        seed=seed,
+        address=address,
+        threads=threads,
+        timeout_s=timeout_s,
+    )
     _current.append(cluster)
     atexit.unregister(_close)
     atexit.register(_close)  # last registered runs first: before Ray's own

@@ -7,9 +7,10 @@ from typing import Any
 from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.cluster.calls import default_name, incoming, merge
-from rlkit.cluster.group import WorkerGroup, table
+from rlkit.cluster.group import WorkerGroup
 from rlkit.config import Layout
 from rlkit.functions import ship
+from rlkit.html import table
 from rlkit.workers.context import WorkerContext
 
 
@@ -92,7 +93,9 @@ class _InProcess:
 
     def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         if not self.cluster.open:
-            raise RuntimeError(f"{self.name}.{method}: the cluster was shut down; launch a new one.")
+            raise RuntimeError(
+                f"{self.name}.{method}: the cluster was shut down; launch a new one."
+            )
         batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
         start = time.time()
         result = getattr(self.worker, method)(

@@ -2,20 +2,18 @@
 
 import logging
 import os
-import uuid
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.calls import Failure, default_name, merge
-from rlkit.cluster.group import WorkerGroup, table
-from rlkit.cluster.host import Runner, WorkerHost
+from rlkit.cluster.calls import default_name
+from rlkit.cluster.group import WorkerGroup
+from rlkit.cluster.host import Runner
 from rlkit.cluster.store import RayStore, StoreActor
+from rlkit.cluster.transport import GroupSpec, RayTransport
 from rlkit.config import Layout
-from rlkit.functions import ship
+from rlkit.html import table
 
 logger = logging.getLogger("rlkit.cluster")
 
@@ -40,7 +38,10 @@ class RayCluster:
         self.open = True
         self.store = RayStore(self._start_stores(), timeout_s=timeout_s)
         self.store.run = self._run_beside
-        self._runner: WorkerGroup | None = None
+        self._runner = RayTransport(
+            self, Runner, (), {}, name="runner", n=1, beside=None, free=True
+        )
+        self._runner.begin()  # starts while the caller goes on
 
     def _connect(self, address: str | None) -> bool:
         """Start Ray here, or join the cluster at ``address``; whether this call started it."""
@@ -59,7 +60,9 @@ class RayCluster:
             }
             if "GPU" in slots:
                 options["num_gpus"] = slots["GPU"]
-            os.environ.pop("RAY_ADDRESS", None)  # a stale address must not keep a local start from working
+            os.environ.pop(
+                "RAY_ADDRESS", None
+            )  # a stale address must not keep a local start from working
         else:
             options = {"logging_level": logging.ERROR, "address": address}
         ray.init(**options)
@@ -107,11 +110,14 @@ class RayCluster:
                 "Use colocate_with=, fewer workers, or rk.launch(num_devices=...)."
             )
         if colocate_with is not None and len(colocate_with) != n:
-            raise ValueError(f"spawn: got n={n} on {len(colocate_with)} colocated workers, need equally many.")
+            raise ValueError(
+                f"spawn: got n={n} on {len(colocate_with)} colocated workers, need equally many."
+            )
         name = name or default_name(cls, list(self.groups))
         if name in self.groups:
             raise ValueError(f"spawn: a group named {name!r} exists; need another name.")
-        transport = RayTransport(self, cls, args, kwargs, name=name, n=n, beside=colocate_with)
+        spec = GroupSpec(cls=cls, args=args, kwargs=kwargs, name=name, n=n, beside=colocate_with)
+        transport = RayTransport(self, spec)
         transport.build()
         group = WorkerGroup(
             cls, name, n, transport=transport, store=self.store, describe=transport.describe
@@ -126,14 +132,20 @@ class RayCluster:
         group._transport.build()
 
     def _run_beside(self, call: Any, batch: Batch, name: str) -> Any:
-        if self._runner is None:
-            transport = RayTransport(self, Runner, (), {}, name="runner", n=1, beside=None, free=True)
-            transport.build()
-            self._runner = WorkerGroup(
-                Runner, "runner", 1, transport=transport, store=self.store, describe=transport.describe
-            )
+        """Run ``call(batch)`` in the process for functions of the user, and wait for it."""
+        self._check_open(name)
+        if not self._runner.facts:
+            self._runner.wait()
+        group = WorkerGroup(
+            Runner,
+            "runner",
+            1,
+            transport=self._runner,
+            store=self.store,
+            describe=self._runner.describe,
+        )
         with trace.labelled(trace.label(name)):
-            return self._runner.run(call, batch, name)
+            return group.run(call, batch, name)
 
     def shutdown(self) -> None:
         """End the workers and stores, and Ray itself if this cluster started it. Twice is no error."""
@@ -144,8 +156,8 @@ class RayCluster:
 
         if not ray.is_initialized():  # Ray is gone already; its calls would start a new one
             return
-        for group in [*self.groups.values(), *([self._runner] if self._runner else [])]:
-            group._transport.kill()
+        for transport in [self._runner, *(group._transport for group in self.groups.values())]:
+            transport.kill()
         for actor in self.store.actors.values():
             ray.kill(actor)
         self.store.actors.clear()
@@ -166,7 +178,9 @@ class RayCluster:
 
     def _check_open(self, what: str) -> None:
         if not self.open:
-            raise RuntimeError(f"{what}: the cluster was shut down; call rk.launch() for a new one.")
+            raise RuntimeError(
+                f"{what}: the cluster was shut down; call rk.launch() for a new one."
+            )
 
     def __enter__(self) -> "RayCluster":
         return self
@@ -180,176 +194,6 @@ class RayCluster:
 
     def _repr_html_(self) -> str:
         return table(repr(self), [row for g in self.groups.values() for row in g._describe()])
-
-
-class RayTransport:
-    """The processes of one group and the calls to them."""
-
-    def __init__(
-        self,
-        cluster: RayCluster,
-        cls: type,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        *,
-        name: str,
-        n: int,
-        beside: WorkerGroup | None,
-        free: bool = False,
-    ) -> None:  # fmt: skip
-        self.cluster, self.cls, self.args, self.kwargs = cluster, cls, args, kwargs
-        self.name, self.n, self.beside = name, n, beside
-        self.shared = beside is not None or free
-        self.hosts: list[Any] = []
-        self.facts: list[dict[str, Any]] = []
-
-    def build(self) -> None:
-        """Start the processes and the workers in them; an error of a worker's constructor is raised here."""
-        import ray
-
-        cluster = self.cluster
-        host_class = ray.remote(WorkerHost)
-        self.hosts = [
-            host_class.options(**self._options(rank)).remote(f"{self.name}/{rank}", threads=cluster.threads)
-            for rank in range(self.n)
-        ]
-        peers: list[Any] = [None] * self.n
-        if self.n > 1:
-            host, port = self._get([self.hosts[0].meet.remote(cluster.timeout_s)], "starting")[0]
-            common = {"host": host, "port": port, "size": self.n, "device": cluster.device}
-            common |= {"name": f"{self.name}-{uuid.uuid4().hex[:6]}", "timeout_s": cluster.timeout_s}
-            peers = [common | {"rank": rank} for rank in range(self.n)]
-        payload = ray.put((ship(self.cls), self.args, self.kwargs))
-        refs = [
-            host.build.remote(payload, self._facts(rank), peers[rank]) for rank, host in enumerate(self.hosts)
-        ]
-        answers = self._get(refs, "starting")
-        failed = [answer for answer in answers if isinstance(answer, Failure)]
-        if failed:
-            self.kill()
-            failed[0].throw()
-        self.facts = [
-            {"worker": f"{self.name}/{rank}", "class": self.cls.__name__, "device": cluster.device} | answer
-            for rank, answer in enumerate(answers)
-        ]
-
-    def _options(self, rank: int) -> dict[str, Any]:
-        """Ray options of one worker: its device, or the node of the worker it sits beside."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        resource = devices.platform(self.cluster.device).ray_resource
-        options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 1, "max_restarts": 0}
-        if self.beside is not None:
-            node = self.beside._transport.facts[rank]["node_id"]
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
-        elif not self.shared and resource == "GPU":
-            options["num_gpus"] = 1
-        elif not self.shared and resource != "CPU":
-            options["resources"] = {resource: 1}
-        return options
-
-    def _facts(self, rank: int) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "dp_rank": rank,
-            "dp_size": self.n,
-            "device": self.cluster.device,
-            "seed": self.cluster.seed,
-            "timeout_s": self.cluster.timeout_s,
-        }
-
-    def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
-        """Begin a call on all ranks."""
-        import ray
-
-        self.cluster._check_open(f"{self.name}.{method}")
-        payload = ray.put((args, kwargs))
-        refs = [host.call.remote(method, payload, stage, call) for host in self.hosts]
-        return method, refs
-
-    def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
-        """Wait for all ranks; the merged result, owned by this process."""
-        method, refs = ticket
-        answers = self._get(refs, method, timeout_s)
-        failures = [answer for answer in answers if isinstance(answer, Failure)]
-        if failures:
-            failures[0].throw()
-        for _, span in answers:
-            trace.current().add(replace(span, devices=self.cluster.num_devices_in_use))
-        return merge([adopt(result, self.cluster.store) for result, _ in answers], batch)
-
-    @property
-    def processes(self) -> tuple[Any, ...]:
-        """What tells these processes from those of a respawned group."""
-        return tuple((row["node_id"], row["pid"]) for row in self.facts)
-
-    def done(self, ticket: Any) -> bool:
-        """Whether all ranks have answered."""
-        import ray
-
-        _, refs = ticket
-        return len(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) == len(refs)
-
-    def _get(self, refs: list[Any], what: str, timeout_s: float | None = None) -> list[Any]:
-        """Answers of all ranks, or the first error, naming the worker."""
-        import ray
-
-        limit = self.cluster.timeout_s if timeout_s is None else timeout_s
-        try:
-            return ray.get(refs, timeout=limit)
-        except ray.exceptions.GetTimeoutError as error:
-            ready, running = ray.wait(refs, num_returns=len(refs), timeout=0)
-            names = [f"{self.name}/{i}" for i, ref in enumerate(refs) if ref in running]
-            raise TimeoutError(
-                f"{self.name}.{what}: {', '.join(names)} did not answer within {limit:.0f} s. It may still run: wait with "
-                "future.result(timeout_s=...), raise rk.launch(timeout_s=...), or cluster.respawn(group)."
-            ) from error
-        except ray.exceptions.RayActorError as error:
-            dead = self._dead(refs)
-            raise RuntimeError(
-                f"{self.name}.{what}: worker {', '.join(dead) or self.name} died ({str(error).splitlines()[0]}). "
-                "Its state is lost; cluster.respawn(group) starts it again."
-            ) from error
-
-    def _dead(self, refs: list[Any]) -> list[str]:
-        import ray
-
-        dead = []
-        for rank, ref in enumerate(refs):
-            try:
-                ray.get(ref, timeout=0)
-            except ray.exceptions.RayActorError:
-                dead.append(f"{self.name}/{rank}")
-            except Exception:
-                continue
-        return dead
-
-    def kill(self) -> None:
-        """End the processes."""
-        import ray
-
-        for host in self.hosts:
-            ray.kill(host)
-        self.hosts = []
-
-    def describe(self) -> list[dict[str, Any]]:
-        """Facts of each worker, known since it started."""
-        return [{key: value for key, value in row.items() if key != "node_id"} for row in self.facts]
-
-
-def adopt(result: Any, store: RayStore) -> Any:
-    """Take over rows that a worker wrote: this process frees them when it names them no more."""
-    from rlkit.store import Column
-
-    columns = list(result.columns.values()) if isinstance(result, Batch) else [result]
-    for column in columns:
-        if isinstance(column, Column):
-            column.store = store
-            for part in column.parts:
-                store.adopt(part)
-    if isinstance(result, Batch):
-        result.store = store
-    return result
 
 
 def import_ray() -> Any:

@@ -44,7 +44,9 @@ class RayStore:
     def __init__(self, actors: dict[str, Any], *, timeout_s: float) -> None:
         self.actors, self.timeout_s = actors, timeout_s
         self.owner = True
-        self.run: Callable[..., Column] | None = None  # set by the cluster: runs a function beside the data
+        self.run: Callable[..., Column] | None = (
+            None  # set by the cluster: runs a function beside the data
+        )
         self._name = uuid.uuid4().hex[:8]
         self._here: str | None = None
 
@@ -88,7 +90,9 @@ class RayStore:
         ]
         names = sorted({part.key.split("#")[0] for part, _ in requests})
         found: list[Any] = [None] * len(requests)
-        for indices, rows in zip(by_place.values(), self._get(refs, f"reading {names}"), strict=True):
+        for indices, rows in zip(
+            by_place.values(), self._get(refs, f"reading {names}"), strict=True
+        ):
             for i, row in zip(indices, rows, strict=True):
                 found[i] = row
         return found
@@ -115,7 +119,9 @@ class RayStore:
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
         except ray.exceptions.RayActorError as error:
-            raise RuntimeError(f"store: {what} failed: the node's store process is gone ({error}).") from error
+            raise RuntimeError(
+                f"store: {what} failed: the node's store process is gone ({error})."
+            ) from error
 
 
 def _free(store: weakref.ref, place: str, key: str) -> None:

@@ -12,7 +12,13 @@ class KVCache:
     """Cache [layers, 2, slots, K, max_len, D]; slot i holds ``lengths[i]`` tokens."""
 
     def __init__(
-        self, spec: ModelSpec, *, num_slots: int, max_len: int, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        *,
+        num_slots: int,
+        max_len: int,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         shape = (spec.num_layers, 2, num_slots, spec.num_kv_heads, max_len, spec.head_dim)
         self.data = torch.zeros(shape, device=device, dtype=dtype)
@@ -33,7 +39,9 @@ class KVCache:
         if len(source):
             longest = int(self.lengths[source].max())
             device = self.data.device
-            self.data[:, :, target.to(device), :, :longest] = self.data[:, :, source.to(device), :, :longest]
+            self.data[:, :, target.to(device), :, :longest] = self.data[
+                :, :, source.to(device), :, :longest
+            ]
             self.lengths[target] = self.lengths[source]
 
 

@@ -59,7 +59,10 @@ class TorchEngine:
         self.spec, self.seed, self.version = model.spec, seed, 0
         self.decoder: Decoder = model.build(device=device, dtype=dtype).requires_grad_(False)
         self.device, self.dtype = torch.device(device), dtype
-        self.max_rows, self.max_len = max_rows, min(max_len or model.spec.max_positions, model.spec.max_positions)
+        self.max_rows, self.max_len = (
+            max_rows,
+            min(max_len or model.spec.max_positions, model.spec.max_positions),
+        )
         self.waiting: deque[Request] = deque()
         self.rows: list[_Row] = []  # row i sits in slot i
         self.cache: KVCache | None = None
@@ -95,7 +98,9 @@ class TorchEngine:
         done: dict[int, Response] = {}
         while self.waiting or self.rows:
             if self.paused or self.asleep:
-                raise RuntimeError("engine: paused or asleep with work left; call resume() or wake() first.")
+                raise RuntimeError(
+                    "engine: paused or asleep with work left; call resume() or wake() first."
+                )
             done |= {response.uid: response for response in self.step()}
         return [done[uid] for request in requests for uid in request.uids]
 
@@ -143,7 +148,8 @@ class TorchEngine:
             admitted.append(request)
             draws = noise(self.seed, np.asarray(request.uids), request.sampling.max_new_tokens)
             self.rows += [
-                _Row(uid, request.sampling, draw) for uid, draw in zip(request.uids, draws, strict=True)
+                _Row(uid, request.sampling, draw)
+                for uid, draw in zip(request.uids, draws, strict=True)
             ]
         return admitted
 
@@ -174,8 +180,12 @@ class TorchEngine:
 
     def _sample(self, logits: Tensor) -> list[Response]:
         """Sample each row's next token from logits [rows, V], record it, and take finished rows out."""
-        temperature = torch.tensor([row.sampling.temperature for row in self.rows], device=self.device)
-        uniform = torch.tensor([row.draws[len(row.tokens)] for row in self.rows], dtype=torch.float64)
+        temperature = torch.tensor(
+            [row.sampling.temperature for row in self.rows], device=self.device
+        )
+        uniform = torch.tensor(
+            [row.draws[len(row.tokens)] for row in self.rows], dtype=torch.float64
+        )
         tokens, logprobs = sample(logits, temperature, uniform.to(self.device))
         for row, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
             row.tokens.append(token)
@@ -194,7 +204,9 @@ class TorchEngine:
         gone = set(done)
         holes = [i for i in done if i < left]
         movers = [i for i in range(left, len(self.rows)) if i not in gone]
-        self.cache.move(torch.tensor(movers, dtype=torch.long), torch.tensor(holes, dtype=torch.long))
+        self.cache.move(
+            torch.tensor(movers, dtype=torch.long), torch.tensor(holes, dtype=torch.long)
+        )
         for hole, mover in zip(holes, movers, strict=True):
             self.rows[hole] = self.rows[mover]
         del self.rows[left:]
@@ -225,7 +237,9 @@ class TorchEngine:
     def sleep(self) -> None:
         """Free the cache; refused while rows run."""
         if self.rows:
-            raise RuntimeError(f"engine: {len(self.rows)} rows are running; finish or abort them before sleep.")
+            raise RuntimeError(
+                f"engine: {len(self.rows)} rows are running; finish or abort them before sleep."
+            )
         self.cache, self.asleep = None, True
 
     def wake(self) -> None:

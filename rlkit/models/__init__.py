@@ -5,4 +5,13 @@ from rlkit.models.pretrained import Pretrained, load, save
 from rlkit.models.tiny import tiny, tiny_spec
 from rlkit.models.tokenizer import Tokenizer, char_tokenizer
 
-__all__ = ["Decoder", "Pretrained", "Tokenizer", "char_tokenizer", "load", "save", "tiny", "tiny_spec"]
+__all__ = [
+    "Decoder",
+    "Pretrained",
+    "Tokenizer",
+    "char_tokenizer",
+    "load",
+    "save",
+    "tiny",
+    "tiny_spec",
+]

@@ -17,7 +17,9 @@ class PackedAttention:
         self.even = self.num * self.longest == int(lengths.sum())
         if not self.even:
             inside = torch.arange(self.longest) < lengths[:, None]  # [S, L]
-            self.slots = inside.reshape(-1).nonzero()[:, 0]  # [N] place of each token in the padded form
+            self.slots = inside.reshape(-1).nonzero()[
+                :, 0
+            ]  # [N] place of each token in the padded form
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [N, H, D], k and v [N, K, D] -> [N, H, D]; the layer's number is not used here."""

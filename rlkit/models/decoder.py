@@ -108,14 +108,21 @@ class Decoder(nn.Module):
         self.spec = spec
         self.model = Trunk(spec)
         self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
-        if spec.tie_embeddings:
+        self.tie()
+
+    def tie(self) -> "Decoder":
+        """One parameter for both embeddings if the spec says so; ``to_empty`` parts them."""
+        if self.spec.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
+        return self
 
     def reset(self, generator: torch.Generator) -> "Decoder":
         """Fresh weights from ``generator``: normal, matrices scaled by fan-in, embeddings by 0.02."""
         for name, parameter in self.named_parameters():
             if parameter.ndim != 2:
-                nn.init.ones_(parameter) if name.endswith("norm.weight") else nn.init.zeros_(parameter)
+                nn.init.ones_(parameter) if name.endswith("norm.weight") else nn.init.zeros_(
+                    parameter
+                )
                 continue
             embedding = "embed_tokens" in name or "lm_head" in name
             scale = 0.02 if embedding else 1 / math.sqrt(parameter.shape[1])

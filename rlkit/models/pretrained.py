@@ -24,14 +24,16 @@ ARCHITECTURES = {
 class Pretrained:
     """Weights by Hugging Face name, the shape they belong to, and the tokenizer. Cheap to pass to workers."""
 
-    def __init__(self, spec: ModelSpec, tokenizer: Tokenizer, weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, spec: ModelSpec, tokenizer: Tokenizer, weights: Mapping[str, Tensor]
+    ) -> None:
         self.spec, self.tokenizer, self.weights = spec, tokenizer, dict(weights)
 
     def build(self, *, device: Any = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
         """A decoder with a copy of these weights."""
         with torch.device("meta"):
             decoder = Decoder(self.spec)
-        decoder = decoder.to_empty(device=device).to(dtype)
+        decoder = decoder.to_empty(device=device).to(dtype).tie()
         load_weights(decoder, self.weights)
         return decoder
 
@@ -91,7 +93,9 @@ def save(
     save_file(keep, folder / "model.safetensors", metadata={"format": "pt"})
     _write_json(folder / "config.json", spec_to_hf(spec, tokenizer, dtype=dtype))
     (folder / "tokenizer.json").write_text(tokenizer.text)
-    extra = {"rlkit_characters": tokenizer.characters} if isinstance(tokenizer, CharTokenizer) else {}
+    extra = (
+        {"rlkit_characters": tokenizer.characters} if isinstance(tokenizer, CharTokenizer) else {}
+    )
     _write_json(folder / "tokenizer_config.json", tokenizer.config() | extra)
     return folder
 
@@ -105,7 +109,9 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise ValueError(f"rope: got {rope}, need plain rotary embeddings (rope_type 'default').")
     if config.get("hidden_act", "silu") != "silu" or config.get("mlp_bias", False):
-        raise ValueError("mlp: got another activation than silu or biases, need silu without biases.")
+        raise ValueError(
+            "mlp: got another activation than silu or biases, need silu without biases."
+        )
     heads = config["num_attention_heads"]
     return ModelSpec(
         vocab_size=config["vocab_size"],
@@ -166,7 +172,9 @@ def _read_weights(folder: Path, spec: ModelSpec) -> dict[str, Tensor]:
 
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"{folder}: no .safetensors file, need the checkpoint's weights in it.")
+        raise FileNotFoundError(
+            f"{folder}: no .safetensors file, need the checkpoint's weights in it."
+        )
     weights: dict[str, Tensor] = {}
     for path in files:
         try:

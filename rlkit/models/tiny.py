@@ -26,7 +26,9 @@ def tiny_spec(vocab_size: int = 23) -> ModelSpec:
     )
 
 
-def tiny(*, pretrained: str | None = None, spec: ModelSpec | None = None, seed: int = 0) -> Pretrained:
+def tiny(
+    *, pretrained: str | None = None, spec: ModelSpec | None = None, seed: int = 0
+) -> Pretrained:
     """A tiny character-level model: random weights from ``seed``, or the shipped warm start named ``pretrained``.
 
     Shipped folders lie in ``rlkit/models/weights``; ``scripts/make_tiny_weights.py`` makes them.
@@ -38,7 +40,9 @@ def tiny(*, pretrained: str | None = None, spec: ModelSpec | None = None, seed: 
                 f"pretrained: got {pretrained!r}, need one of {shipped}, or a folder through rk.models.load(folder)."
             )
         if spec is not None:
-            raise ValueError("tiny: got both pretrained and spec; shipped weights have their own shape.")
+            raise ValueError(
+                "tiny: got both pretrained and spec; shipped weights have their own shape."
+            )
         model = load(WEIGHTS / pretrained)
         model.weights = {name: tensor.float() for name, tensor in model.weights.items()}
         return model

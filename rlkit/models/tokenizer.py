@@ -10,9 +10,7 @@ SPECIAL = ("<pad>", "<bos>", "<eos>")
 class Tokenizer:
     """A ``tokenizer.json`` with the ids that generation needs."""
 
-    def __init__(
-        self, text: str, *, eos_id: int, pad_id: int, bos_id: int | None = None
-    ) -> None:
+    def __init__(self, text: str, *, eos_id: int, pad_id: int, bos_id: int | None = None) -> None:
         self.text, self.eos_id, self.pad_id, self.bos_id = text, eos_id, pad_id, bos_id
         self._tokenizer: Any = None
 
@@ -72,8 +70,7 @@ class Tokenizer:
 
 def char_tokenizer(characters: str = "0123456789+-*=()> ,?") -> Tokenizer:
     """One token a character, after ``<pad>``, ``<bos>`` and ``<eos>``; any other character is an error."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers
-    from tokenizers import AddedToken
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Inner
 
     vocab = {token: i for i, token in enumerate([*SPECIAL, *characters])}
@@ -87,7 +84,9 @@ def char_tokenizer(characters: str = "0123456789+-*=()> ,?") -> Tokenizer:
 class CharTokenizer(Tokenizer):
     """A tokenizer that refuses characters outside its alphabet instead of losing them."""
 
-    def __init__(self, text: str, *, characters: str, eos_id: int, pad_id: int, bos_id: int) -> None:
+    def __init__(
+        self, text: str, *, characters: str, eos_id: int, pad_id: int, bos_id: int
+    ) -> None:
         super().__init__(text, eos_id=eos_id, pad_id=pad_id, bos_id=bos_id)
         self.characters = characters
 

@@ -94,8 +94,11 @@ class Resharder:
         if self._link == processes:
             return
         host, port = _first(self.source.meet_targets())
-        link = {"host": host, "port": port, "size": 1 + len(self.target), "name": uuid.uuid4().hex[:8]}
-        joining = [self.source.submit.join_link(link, 0), self.target.submit.join_link(link, 1)]
+        name, size = f"weights-{uuid.uuid4().hex[:8]}", 1 + len(self.target)
+        joining = [
+            group.submit.join_link(host, port, name, size, first_rank)
+            for first_rank, group in enumerate((self.source, self.target))
+        ]
         for future in joining:
             future.result()
         self._link = processes
@@ -106,7 +109,9 @@ class Resharder:
 
 def _first(value: Any) -> Any:
     """The first rank's answer: a list of one a rank, or the answer of the only rank."""
-    return value[0] if isinstance(value, list) and value and not hasattr(value[0], "nbytes") else value
+    return (
+        value[0] if isinstance(value, list) and value and not hasattr(value[0], "nbytes") else value
+    )
 
 
 def _quietly(call: Any) -> None:

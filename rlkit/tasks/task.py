@@ -10,7 +10,9 @@ from rlkit.batch import Batch
 from rlkit.models.tokenizer import Tokenizer, char_tokenizer
 
 HELD_OUT = 10  # one prompt in ten, by a hash of its text, is never trained on
-HELD_OUT_GROUPS = 1 << 40  # group ids of held-out prompts start here, clear of the training stream's
+HELD_OUT_GROUPS = (
+    1 << 40
+)  # group ids of held-out prompts start here, clear of the training stream's
 
 Sample = Callable[[random.Random], tuple[str, str]]
 """rng -> (prompt, answer)."""

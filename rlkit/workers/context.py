@@ -58,19 +58,43 @@ class Collective:
             ) from error
 
 
-def collective(
-    *, host: str, port: int, rank: int, size: int, device: str, name: str, timeout_s: float, meeting: Any = None
-) -> Collective:
-    """Join ``size`` ranks at ``host:port``, where ``meeting`` is open on one of them; ``name`` keeps groups apart."""
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks of a process group meet."""
+
+    host: str
+    port: int
+    name: str
+    """Keeps groups apart that meet at one port."""
+    size: int
+    """Number of ranks."""
+
+    def join(self, rank: int, *, device: str, timeout_s: float, store: Any = None) -> Collective:
+        """Enter as ``rank``; ``store`` is the open TCPStore of the process that hosts the meeting."""
+        from datetime import timedelta
+
+        import torch.distributed as dist
+
+        from rlkit import device as devices
+
+        if store is None:
+            limit = timedelta(seconds=timeout_s)
+            store = dist.TCPStore(self.host, self.port, None, False, limit)
+        group = devices.process_group(
+            device.split(":")[0],
+            store=dist.PrefixStore(self.name, store),
+            rank=rank,
+            size=self.size,
+            timeout_s=timeout_s,
+        )
+        return Collective(group, rank=rank, size=self.size, name=self.name)
+
+
+def open_meeting(host: str, *, timeout_s: float) -> Any:
+    """A TCPStore on a free port of this process; its ``port`` says which."""
     from datetime import timedelta
 
     import torch.distributed as dist
 
-    from rlkit import device as devices
-
-    if meeting is None:
-        meeting = dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s))
-    store = dist.PrefixStore(name, meeting)
-    kind = device.split(":")[0]
-    group = devices.process_group(kind, store=store, rank=rank, size=size, timeout_s=timeout_s)
-    return Collective(group, rank=rank, size=size, name=name)
+    limit = timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False)

@@ -15,13 +15,15 @@ from rlkit.reshard.plan import TensorFacts, facts_of
 from rlkit.rows import Rows
 from rlkit.store import Column
 from rlkit.workers import weights
-from rlkit.workers.context import WorkerContext
+from rlkit.workers.context import Rendezvous, WorkerContext
 from rlkit.workers.stages import on_driver, stage
 
 UID_BITS = 16  # uid = group id, then the sample's number in its group
 
 
-def reserve_samples(prompts: Batch, *, n: int = 1, first_sample: Any = None, **others: Any) -> dict[str, Any]:
+def reserve_samples(
+    prompts: Batch, *, n: int = 1, first_sample: Any = None, **others: Any
+) -> dict[str, Any]:
     """On the driver, before prompts are handed out: number the samples, so that drawing again gives new uids."""
     if n < 1:
         raise ValueError(f"n: got {n}, need at least 1 response a prompt.")
@@ -46,7 +48,9 @@ class RolloutWorker:
     ) -> None:
         self.context = context or WorkerContext()
         self.tokenizer, self.max_new_tokens = model.tokenizer, max_new_tokens
-        self.engine = engine(model, device=self.context.device, seed=self.context.seed, max_rows=max_rows)
+        self.engine = engine(
+            model, device=self.context.device, seed=self.context.seed, max_rows=max_rows
+        )
         self.link = weights.Link(device=self.context.device)
         self.staged: dict[str, Tensor] | None = None
 
@@ -80,7 +84,9 @@ class RolloutWorker:
         )
         uids = (prompts.meta["group_ids"] << UID_BITS) + first_sample
         rank, size = self.context.dp_rank, self.context.dp_size
-        mine = np.array_split(np.arange(len(prompts)), size)[rank]  # ranks in order: rows stay in order
+        mine = np.array_split(np.arange(len(prompts)), size)[
+            rank
+        ]  # ranks in order: rows stay in order
         prompts = prompts.select(mine)
         uids = (uids[mine, None] + np.arange(n)).reshape(-1)  # [P * n]
         ids = prompts._column("prompt_ids").load(prompts.uids).unpack()
@@ -91,7 +97,9 @@ class RolloutWorker:
         responses = self.engine.generate(requests)
         return self._batch(prompts, uids, responses, n=n)
 
-    def _batch(self, prompts: Batch, uids: np.ndarray, responses: list[Response], *, n: int) -> Batch:
+    def _batch(
+        self, prompts: Batch, uids: np.ndarray, responses: list[Response], *, n: int
+    ) -> Batch:
         """Write the responses' columns, and the prompts' columns once for each response."""
         repeat = torch.arange(len(prompts)).repeat_interleave(n)
         lengths = torch.tensor([len(r.token_ids) for r in responses], dtype=torch.int64)
@@ -101,16 +109,21 @@ class RolloutWorker:
             return Rows(torch.cat(values) if values else torch.zeros(0, dtype=dtype), lengths)
 
         columns = {
-            name: column.load(prompts.uids).select(repeat) for name, column in prompts.columns.items()
+            name: column.load(prompts.uids).select(repeat)
+            for name, column in prompts.columns.items()
         }
         columns |= {
-            "response": Rows(self.tokenizer.decode_batch([r.token_ids.tolist() for r in responses])),
+            "response": Rows(
+                self.tokenizer.decode_batch([r.token_ids.tolist() for r in responses])
+            ),
             "response_ids": ragged([r.token_ids for r in responses], torch.int64),
             "response_mask": Rows(torch.ones(int(lengths.sum()), dtype=torch.int8), lengths),
             "rollout_logprobs": ragged([r.logprobs for r in responses], torch.float32),
             "token_version": ragged([r.token_version for r in responses], torch.int64),
             "finish_reason": Rows([r.finish_reason for r in responses]),
-            "temperature": Rows(torch.tensor([r.temperature for r in responses], dtype=torch.float32)),
+            "temperature": Rows(
+                torch.tensor([r.temperature for r in responses], dtype=torch.float32)
+            ),
         }
         store = prompts.store
         return Batch(
@@ -119,7 +132,8 @@ class RolloutWorker:
             group_ids=prompts.meta["group_ids"].repeat(n),
             policy_version=np.asarray(versions, dtype=np.int64),
             columns={
-                name: Column(name, store, uids, [store.put(name, uids, rows)]) for name, rows in columns.items()
+                name: Column(name, store, uids, [store.put(name, uids, rows)])
+                for name, rows in columns.items()
             },
         )
 
@@ -135,9 +149,10 @@ class RolloutWorker:
         """Name, shape and dtype of each weight."""
         return facts_of(self.weights())
 
-    def join_link(self, link: Mapping[str, Any], first_rank: int) -> None:
+    def join_link(self, host: str, port: int, name: str, size: int, first_rank: int) -> None:
         """Enter a weight transfer's process group."""
-        self.link.join(link, first_rank + self.context.dp_rank, timeout_s=self.context.timeout_s)
+        meeting, rank = Rendezvous(host, port, name, size), first_rank + self.context.dp_rank
+        self.link.join(meeting, rank, timeout_s=self.context.timeout_s)
 
     def receive_weights(self, buckets: Sequence[Sequence[TensorFacts]]) -> None:
         """Receive buckets over the link beside the weights in use, and compare their fingerprints."""

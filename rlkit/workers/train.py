@@ -22,7 +22,7 @@ from rlkit.rows import Rows, concat
 from rlkit.store import Column
 from rlkit.types import LossFn
 from rlkit.workers import weights
-from rlkit.workers.context import WorkerContext
+from rlkit.workers.context import Rendezvous, WorkerContext
 from rlkit.workers.stages import stage
 
 TOKEN_BUDGET = 8192
@@ -105,7 +105,9 @@ class ActorWorker:
             for epoch in range(epochs)
             for step in batch.minibatches(minibatches, seed=_mix(seed, self.version, epoch))
         ]
-        mine = batch.select(np.isin(batch.uids, np.concatenate([step.uids for step in steps]))).load()
+        mine = batch.select(
+            np.isin(batch.uids, np.concatenate([step.uids for step in steps]))
+        ).load()
         check_finite(mine)
         place = {uid: i for i, uid in enumerate(mine.uids.tolist())}
         records = []
@@ -121,10 +123,14 @@ class ActorWorker:
         self._version += 1
         return self._metrics(records, source_of(loss_fn))
 
-    def _metrics(self, records: list[tuple[dict[str, float], dict[str, float]]], source: Source) -> StepMetrics:
+    def _metrics(
+        self, records: list[tuple[dict[str, float], dict[str, float]]], source: Source
+    ) -> StepMetrics:
         """This rank's share of the metrics, averaged over optimizer steps, and what all ranks agree on."""
         share = average([shares for shares, _ in records])
-        same = {f"actor/{name}": value for name, value in average([info for _, info in records]).items()}
+        same = {
+            f"actor/{name}": value for name, value in average([info for _, info in records]).items()
+        }
         same["actor/skipped_steps"] = float(sum(info["skipped_steps"] for _, info in records))
         same["actor/lr"] = records[-1][1]["lr"]
         same["actor/version"] = self.version
@@ -147,10 +153,11 @@ class ActorWorker:
         """Open a meeting point for a weight transfer: (host, port)."""
         return self.link.meet(timeout_s=self.context.timeout_s)
 
-    def join_link(self, link: Mapping[str, Any], first_rank: int) -> None:
+    def join_link(self, host: str, port: int, name: str, size: int, first_rank: int) -> None:
         """Enter a weight transfer's process group; only this group's first rank sends."""
         if self.context.dp_rank == 0:
-            self.link.join(link, first_rank, timeout_s=self.context.timeout_s)
+            meeting = Rendezvous(host, port, name, size)
+            self.link.join(meeting, first_rank, timeout_s=self.context.timeout_s)
 
     def send_weights(self, buckets: Sequence[Sequence[TensorFacts]]) -> None:
         """Send buckets of weights over the link, from this group's first rank."""
@@ -172,7 +179,9 @@ def _compute_logprobs(worker: Any, batch: Batch, name: str) -> Column:
     if not found:
         rows = Rows(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
     else:
-        order = np.argsort([place[uid] for piece in pieces for uid in piece.uids.tolist()], kind="stable")
+        order = np.argsort(
+            [place[uid] for piece in pieces for uid in piece.uids.tolist()], kind="stable"
+        )
         rows = concat(found, name=name).select(torch.from_numpy(order))
     return Column(name, batch.store, mine.uids, [batch.store.put(name, mine.uids, rows)])
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlkit.workers.context import Collective, collective
+from rlkit.workers.context import Collective, Rendezvous, open_meeting
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _ODD = 0x2545F4914F6CDD1D  # an odd factor: changing one element always changes the weighted sum
@@ -14,7 +14,9 @@ _ODD = 0x2545F4914F6CDD1D  # an odd factor: changing one element always changes 
 
 def fingerprint(tensor: Tensor) -> tuple[int, int]:
     """Two 64-bit sums over the bits of a tensor, plain and weighted by position: equal tensors have equal ones."""
-    bits = tensor.detach().reshape(-1).contiguous().view(_BITS[tensor.element_size()]).to(torch.int64)
+    bits = (
+        tensor.detach().reshape(-1).contiguous().view(_BITS[tensor.element_size()]).to(torch.int64)
+    )
     place = torch.arange(1, len(bits) + 1, device=bits.device, dtype=torch.int64)
     return int(bits.sum()), int((bits * (place * _ODD | 1)).sum())
 
@@ -35,7 +37,9 @@ def compare(expected: Mapping[str, tuple[int, int]], weights: Mapping[str, Tenso
         )
 
 
-def send(group: Collective, weights: Mapping[str, Tensor], buckets: Sequence[Sequence[Any]]) -> None:
+def send(
+    group: Collective, weights: Mapping[str, Tensor], buckets: Sequence[Sequence[Any]]
+) -> None:
     """Broadcast buckets of whole tensors, then their fingerprints, from rank 0."""
     names = [facts.name for bucket in buckets for facts in bucket]
     for bucket in buckets:
@@ -44,7 +48,9 @@ def send(group: Collective, weights: Mapping[str, Tensor], buckets: Sequence[Seq
     group.broadcast_(sums, root=0)
 
 
-def receive(group: Collective, buckets: Sequence[Sequence[Any]], *, device: Any) -> dict[str, Tensor]:
+def receive(
+    group: Collective, buckets: Sequence[Sequence[Any]], *, device: Any
+) -> dict[str, Tensor]:
     """Tensors of ``send``, compared with the sender's fingerprints."""
     weights: dict[str, Tensor] = {}
     for bucket in buckets:
@@ -65,28 +71,18 @@ class Link:
     def __init__(self, *, device: str) -> None:
         self.device = device
         self.group: Collective | None = None
-        self._meeting: Any = None
+        self._store: Any = None
 
     def meet(self, *, timeout_s: float) -> tuple[str, int]:
         """Open a meeting point in this process: (host, port)."""
-        from datetime import timedelta
-
-        import torch.distributed as dist
-
         host = own_address()
-        limit = timedelta(seconds=timeout_s)
-        self._meeting = dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False)
-        return host, self._meeting.port
+        self._store = open_meeting(host, timeout_s=timeout_s)
+        return host, self._store.port
 
-    def join(self, link: Mapping[str, Any], rank: int, *, timeout_s: float) -> None:
+    def join(self, meeting: Rendezvous, rank: int, *, timeout_s: float) -> None:
         """Enter the group as ``rank``; rank 0 is where the meeting point is."""
-        self.group = collective(
-            **link,
-            rank=rank,
-            device=self.device,
-            timeout_s=timeout_s,
-            meeting=self._meeting if rank == 0 else None,
-        )
+        store = self._store if rank == 0 else None
+        self.group = meeting.join(rank, device=self.device, timeout_s=timeout_s, store=store)
 
     def get(self) -> Collective:
         """The group, or an error if nobody joined it."""
@@ -101,7 +97,9 @@ def own_address() -> str:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("203.0.113.1", 9))  # a documentation address; a datagram socket sends nothing here
+            probe.connect(
+                ("203.0.113.1", 9)
+            )  # a documentation address; a datagram socket sends nothing here
             return probe.getsockname()[0]
         except OSError:
             return "127.0.0.1"

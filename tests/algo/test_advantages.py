@@ -2,7 +2,7 @@ import inspect
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.algo import (
@@ -127,6 +127,7 @@ def test_groups_may_differ_in_size():
     assert got.tolist() == [0.5, -0.5, 0.5, -0.5, 0]
 
 
+@settings(deadline=None)
 @given(rows)
 def test_advantages_of_a_group_sum_to_zero(rows):
     rewards, ids = tensors(rows)
@@ -135,6 +136,7 @@ def test_advantages_of_a_group_sum_to_zero(rows):
         assert advantages[ids == group].sum().abs().item() < 1e-9
 
 
+@settings(deadline=None)
 @given(rows, eighths)
 def test_adding_a_constant_changes_no_advantage(rows, shift):
     rewards, ids = tensors(rows)
@@ -142,6 +144,7 @@ def test_adding_a_constant_changes_no_advantage(rows, shift):
     assert torch.allclose(shifted, group_relative(rewards.double(), ids), atol=1e-9)
 
 
+@settings(deadline=None)
 @given(rows, st.randoms(use_true_random=False))
 def test_order_of_rows_does_not_matter(rows, random):
     rewards, ids = tensors(rows)
@@ -151,12 +154,14 @@ def test_order_of_rows_does_not_matter(rows, random):
     assert torch.allclose(shuffled, group_relative(rewards.double(), ids)[order], atol=1e-9)
 
 
+@settings(deadline=None)
 @given(st.floats(-1e3, 1e3, width=32), st.integers(1, 9))
 def test_constant_group_has_exactly_zero_advantage_whatever_the_reward(value, num):
     rewards = torch.full((num,), value)
     assert group_relative(rewards, torch.zeros(num, dtype=torch.int64)).tolist() == [0.0] * num
 
 
+@settings(deadline=None)
 @given(rows)
 def test_advantages_are_never_nan_and_signal_says_where_they_are_zero(rows):
     rewards, ids = tensors(rows)
@@ -165,6 +170,7 @@ def test_advantages_are_never_nan_and_signal_says_where_they_are_zero(rows):
     assert (advantages[~has_signal(rewards, ids)] == 0).all()
 
 
+@settings(deadline=None)
 @given(rows)
 def test_statistics_equal_a_loop_over_groups(rows):
     rewards, ids = tensors(rows)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.algo import entropy_from_logits, logprobs_from_logits, next_token_rows
@@ -50,6 +50,7 @@ def test_empty_prompt_is_an_error_that_says_why():
         next_token_rows(torch.tensor([0]), torch.tensor([0]), torch.tensor([2]))
 
 
+@settings(deadline=None)
 @given(seeds, st.lists(st.tuples(st.integers(1, 4), st.integers(0, 4)), min_size=1, max_size=5))
 def test_packed_logprobs_equal_a_loop_over_tokens(seed, lengths):
     generator = torch.Generator().manual_seed(seed)
@@ -68,6 +69,7 @@ def test_packed_logprobs_equal_a_loop_over_tokens(seed, lengths):
     assert got.tolist() == pytest.approx(expected, abs=1e-5)
 
 
+@settings(deadline=None)
 @given(seeds, st.floats(0.1, 3))
 def test_temperature_divides_the_logits(seed, temperature):
     generator = torch.Generator().manual_seed(seed)
@@ -77,6 +79,7 @@ def test_temperature_divides_the_logits(seed, temperature):
     assert got.tolist() == pytest.approx(naive_logprobs(logits, tokens, temperature), abs=1e-4)
 
 
+@settings(deadline=None)
 @given(seeds)
 def test_content_of_padding_is_irrelevant_to_other_tokens(seed):
     generator = torch.Generator().manual_seed(seed)
@@ -152,6 +155,7 @@ def test_large_logits_do_not_overflow():
     assert logprobs_from_logits(logits, torch.tensor([0, 0])).tolist() == [0, -1e4]
 
 
+@settings(deadline=None)
 @given(seeds)
 def test_gradient_is_one_hot_minus_probability(seed):
     generator = torch.Generator().manual_seed(seed)

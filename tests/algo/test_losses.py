@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.algo import (
@@ -185,6 +185,7 @@ def test_kl_old_is_the_kl_from_the_old_policy_in_expectation():
     assert (old.exp() * torch.stack(kls)).sum().item() == pytest.approx(exact, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(steps())
 def test_ratio_one_gives_the_reinforce_gradient(step):
     batch, _ = step
@@ -195,6 +196,7 @@ def test_ratio_one_gives_the_reinforce_gradient(step):
     assert torch.allclose(gradient(loss, logprobs), reinforce)
 
 
+@settings(deadline=None)
 @given(steps(), st.sampled_from(AGGREGATES), st.integers(1, 12), st.integers(1, 3))
 def test_parts_of_a_step_sum_to_the_whole(step, aggregate, token_budget, ranks):  # faults B1
     batch, table = step
@@ -213,6 +215,7 @@ def test_parts_of_a_step_sum_to_the_whole(step, aggregate, token_budget, ranks):
             assert totals[name].item() == pytest.approx(value.item(), abs=1e-12), name
 
 
+@settings(deadline=None)
 @given(steps(), st.sampled_from(AGGREGATES))
 def test_content_under_the_mask_changes_nothing(step, aggregate):
     batch, table = step

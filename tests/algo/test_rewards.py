@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.algo import (
@@ -138,18 +138,21 @@ def test_format_reward_wants_each_tag_once_in_order(response, reward):
     assert format_reward("", response, "9") == reward
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200), st.integers(-999, 999))
 def test_rewards_of_any_text_are_zero_or_one(response, answer):
     for fn in REWARDS:
         assert fn("", response, str(answer)) in (0.0, 1.0)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="0123456789.,/eE+-−$\\{} frac", max_size=60))
 def test_numbers_of_any_shape_are_read_or_refused(response):
     assert number_match("", response, "7") in (0.0, 1.0)
     assert boxed_match("", rf"\boxed{{{response}}}", "7") in (0.0, 1.0)
 
 
+@settings(deadline=None)
 @given(st.fractions(max_denominator=999).filter(lambda x: abs(x) < 10**9))
 def test_number_match_accepts_any_fraction_written_out(fraction):
     assert number_match("", f"the answer is {fraction}", str(fraction)) == 1.0
@@ -200,6 +203,7 @@ def test_overlong_penalty_takes_masks_of_any_dtype(dtype):
     assert got.tolist() == [-0.5]
 
 
+@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(1, 60), st.integers(0, 150))
 def test_longer_is_never_penalised_less(soft, ramp, length):
     shorter, longer = overlong_penalty(

@@ -1,9 +1,11 @@
+import gc
 import io
 import logging
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 
 import IPython
@@ -11,6 +13,7 @@ import pytest
 
 from rlkit.metrics import MetricLog
 from rlkit.viz import Dashboard
+from rlkit.viz.dashboard import call_in_thread
 
 
 class BrokenLog(MetricLog):
@@ -108,6 +111,26 @@ def test_nothing_is_drawn_while_nothing_happens(show, timeline):
     assert not timeline.planned
 
 
+def test_row_that_comes_while_drawing_is_drawn_next(show, timeline):
+    class BusyLog(MetricLog):
+        late = 1
+
+        def frame(self):
+            frame = super().frame()
+            if len(self) == 1 and self.late:
+                self.late = 0
+                self.add(1, reward=0.5)
+            return frame
+
+    log = BusyLog()
+    dashboard = show(log)
+    log.add(0, reward=0.5)
+    timeline.advance(0.5)
+    assert ">0<" in dashboard.widget.value
+    timeline.advance(0.5)
+    assert ">1<" in dashboard.widget.value
+
+
 def test_slow_drawing_takes_at_most_a_twentieth_of_the_time(show, timeline):
     class SlowLog(MetricLog):
         def frame(self):
@@ -153,6 +176,14 @@ def test_closed_dashboard_follows_no_more(show, timeline):
     dashboard.close()
     assert ">8<" not in dashboard.widget.value
     assert not timeline.planned
+
+
+def test_closed_dashboard_is_let_go_by_its_log(show):
+    log = MetricLog()
+    dashboard = weakref.ref(show(log))
+    dashboard().close()
+    gc.collect()
+    assert dashboard() is None
 
 
 def test_drawing_errors_stay_out_of_the_training(show, timeline):
@@ -282,6 +313,7 @@ def test_log_file_gets_the_last_row_once(timeline):
     stream, log = io.StringIO(), MetricLog()
     dashboard = Dashboard(log, stream=stream, clock=timeline.clock, call_later=timeline.call_later)
     add_rows(log, 3, timeline)
+    timeline.advance(5.0)
     dashboard.close()
     dashboard.close()
     assert [line.split(" |")[0] for line in stream.getvalue().splitlines()] == ["step 2"]
@@ -326,6 +358,12 @@ def test_rows_added_by_threads_all_arrive(in_notebook):
     assert len(log) == 2000
     assert len(updates) <= elapsed_s / 0.1 + 2
     assert ">1999</text>" in dashboard.widget.value
+
+
+def test_drawing_thread_does_not_keep_the_process_alive():
+    timer = call_in_thread(60.0, print)
+    timer.cancel()
+    assert timer.daemon
 
 
 def test_process_ends_and_prints_the_last_row_without_close():

@@ -29,6 +29,11 @@ def test_time_left_is_the_steps_left_at_the_recent_pace(frame):
     assert summarise(frame).left_s is None
 
 
+def test_more_steps_than_planned_are_not_more_than_all(frame):
+    summary = summarise(frame, total_steps=10)
+    assert (summary.num_done, summary.left_s) == (10, 0.0)
+
+
 def test_seconds_between_rows_stand_in_for_a_missing_step_time(frame):
     assert summarise(frame.drop(columns="time/step_s"), row_s=0.25).step_s == 0.25
 

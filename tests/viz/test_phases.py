@@ -73,7 +73,7 @@ def test_phase_never_measured_is_not_drawn(frame):
 
 
 def test_step_without_time_is_left_out(frame):
-    frame.loc[0, "time/step_s"] = np.nan
+    frame.loc[0, ["time/step_s", "time/generate_s"]] = np.nan, 9.0
     assert bar_tops(viz.plot_phases(frame, bars=1)) == pytest.approx(1.0)
 
 

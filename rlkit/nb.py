@@ -1,0 +1,110 @@
+"""Helpers of notebooks: the first cell, full and short runs, loops that buttons can stop."""
+
+import os
+import platform
+import random
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def setup(seed: int = 0) -> None:
+    """First cell of a notebook: seed Python, NumPy and torch, print one line of versions."""
+    import numpy as np
+    import torch
+
+    from rlkit import device
+
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (users' cells may draw from the global generator)
+    torch.manual_seed(seed)
+    kind = device.platform("auto").kind
+    print(
+        f"rlkit {metadata.version('rlkit')}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"{device.num_devices(kind)} x {kind}, seed {seed}"
+    )
+
+
+def fast() -> bool:
+    """Whether the short form of a notebook runs (``RLKIT_FAST=1``: tests)."""
+    return os.environ.get("RLKIT_FAST", "0") not in ("", "0")
+
+
+def pick(full: T, *, ci: T) -> T:
+    """``full`` for a reader, ``ci`` when ``RLKIT_FAST=1``: the same notebook with less work."""
+    return ci if fast() else full
+
+
+class Background:
+    """A loop in a thread of its own, so that the kernel stays free: pause, step, stop work while it runs."""
+
+    def __init__(self, loop: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        self.steps = 0
+        self.error: BaseException | None = None
+        self._go, self._one, self._stop = threading.Event(), threading.Event(), threading.Event()
+        self._go.set()
+        self._thread = threading.Thread(
+            target=self._run, args=(loop,), daemon=True, name="rlkit-loop"
+        )
+        self._thread.start()
+
+    def _run(self, loop: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        try:
+            for _ in loop() if callable(loop) else loop:
+                self.steps += 1
+                while not (self._go.is_set() or self._stop.is_set() or self._one.is_set()):
+                    time.sleep(0.02)
+                self._one.clear()
+                if self._stop.is_set():
+                    return
+        except BaseException as error:
+            self.error = error
+            self._text = traceback.format_exc()
+
+    def pause(self) -> None:
+        """Stop after the step that runs."""
+        self._go.clear()
+
+    def resume(self) -> None:
+        """Go on."""
+        self._go.set()
+
+    def step(self) -> None:
+        """While paused, do one step more."""
+        self._one.set()
+
+    def stop(self, *, timeout_s: float = 60.0) -> None:
+        """End after the step that runs, and wait for that."""
+        self._stop.set()
+        self.wait(timeout_s=timeout_s)
+
+    def wait(self, *, timeout_s: float) -> None:
+        """Wait for the end; an error of the loop is raised here."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise TimeoutError(
+                f"background loop: still in step {self.steps} after {timeout_s:.0f} s. Wait longer, or stop()."
+            )
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def state(self) -> str:
+        """running, paused, done or failed."""
+        if self._thread.is_alive():
+            return "running" if self._go.is_set() else "paused"
+        return "done" if self.error is None else "failed"
+
+    def __repr__(self) -> str:
+        more = "" if self.error is None else f", {type(self.error).__name__}: {self.error}"
+        return f"Background({self.state}, {self.steps} steps{more})"
+
+
+def background(loop: Iterable[Any] | Callable[[], Iterable[Any]]) -> Background:
+    """Run a generator (or a function that makes one), which yields once a step, off the kernel's main thread."""
+    return Background(loop)

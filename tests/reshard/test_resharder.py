@@ -1,0 +1,128 @@
+"""Weights move whole, verified, and are published by all targets or by none."""
+
+import pytest
+import torch
+
+import rlkit as rk
+from rlkit.workers.weights import compare, fingerprint, fingerprints
+
+
+def pair(cluster, rollout_class=rk.RolloutWorker, n=1, **options):
+    """An actor with other weights than the rollout workers, and the resharder between them."""
+    spec = rk.models.tiny_spec()
+    actor = cluster.spawn(rk.ActorWorker, rk.models.tiny(spec=spec, seed=1), **options)
+    rollout = cluster.spawn(rollout_class, rk.models.tiny(spec=spec, seed=2), n=n, **options)
+    return actor, rollout, rk.Resharder(source=actor, target=rollout)
+
+
+class LosesTheLastTensor(rk.RolloutWorker):
+    """Fails on one rank after the weights arrived."""
+
+    def receive_weights(self, buckets):
+        super().receive_weights(buckets)
+        if self.context.dp_rank == 1:
+            self.staged = None
+            raise ConnectionError("cable pulled")
+
+
+def equal(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_weights_arrive_bit_equal_locally():
+    actor, rollout, resharder = pair(rk.launch(backend="local"))
+    assert not equal(actor.weights(), rollout.weights())
+    report = resharder.reshard()
+    assert equal(actor.weights(), rollout.weights())
+    assert report.verified
+
+
+def test_later_training_does_not_reach_into_the_engine():
+    actor, rollout, resharder = pair(rk.launch(backend="local"))
+    resharder.reshard()
+    before = {name: t.clone() for name, t in rollout.weights().items()}
+    with torch.no_grad():
+        next(iter(actor.weights().values())).add_(1)
+    assert equal(before, rollout.weights())
+
+
+def test_the_target_takes_the_sources_version():
+    actor, rollout, resharder = pair(rk.launch(backend="local"))
+    actor._transport.worker._version = 7
+    assert resharder.reshard().version == 7 == rollout.version
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.int8])
+def test_changing_any_one_element_changes_the_fingerprint(dtype):
+    tensor = torch.arange(50).to(dtype)
+    for i in range(50):
+        other = tensor.clone()
+        other[i] += 1
+        assert fingerprint(other) != fingerprint(tensor)
+
+
+def test_swapping_two_elements_changes_the_fingerprint():
+    assert fingerprint(torch.tensor([1.0, 2.0])) != fingerprint(torch.tensor([2.0, 1.0]))
+
+
+def test_a_damaged_tensor_is_named():
+    weights = {"a": torch.ones(3), "b": torch.ones(3)}
+    expected = fingerprints(weights)
+    weights["b"] = torch.tensor([1.0, 1.0, 1.1])
+    with pytest.raises(RuntimeError, match=r"1 of 2 tensors .*\['b'\]"):
+        compare(expected, weights)
+
+
+def test_a_missing_tensor_is_named():
+    weights = {"a": torch.ones(3), "b": torch.ones(3)}
+    with pytest.raises(RuntimeError, match=r"\['b'\]"):
+        compare(fingerprints(weights), {"a": weights["a"]})
+
+
+def test_another_model_at_the_target_is_an_error_that_names_the_parameter():
+    cluster = rk.launch(backend="local")
+    small = rk.models.tiny()
+    actor = cluster.spawn(rk.ActorWorker, small)
+    wide = rk.ModelSpec(
+        vocab_size=23, hidden_size=32, intermediate_size=64, num_layers=2, num_heads=1,
+        num_kv_heads=1, head_dim=32,
+    )  # fmt: skip
+    rollout = cluster.spawn(rk.RolloutWorker, rk.models.tiny(spec=wide))
+    with pytest.raises(ValueError, match="need the same model on both sides"):
+        rk.Resharder(source=actor, target=rollout).reshard()
+
+
+def test_groups_the_wrong_way_round_are_an_error():
+    actor, rollout, _ = pair(rk.launch(backend="local"))
+    with pytest.raises(TypeError, match="actors as the source"):
+        rk.Resharder(source=rollout, target=actor)
+
+
+@pytest.mark.ray
+def test_weights_arrive_bit_equal_on_two_engines(ray_cluster):
+    actor, rollout, resharder = pair(ray_cluster, n=1, name=None)
+    report = resharder.reshard()
+    assert equal(actor.weights(), rollout.weights())
+    assert report.bytes == sum(t.numel() * 4 for t in actor.weights().values())
+
+
+@pytest.mark.ray
+def test_an_error_on_one_engine_publishes_on_none_and_the_next_try_works(ray_cluster):
+    actor, rollout, resharder = pair(ray_cluster, LosesTheLastTensor, n=2)
+    before = rollout.weights()
+    with pytest.raises(ConnectionError, match="cable pulled"):
+        resharder.reshard()
+    assert all(equal(a, b) for a, b in zip(before, rollout.weights(), strict=True))
+    good = ray_cluster.spawn(rk.RolloutWorker, rk.models.tiny(seed=2), n=2)
+    assert rk.Resharder(source=actor, target=good).reshard().verified
+    assert all(equal(actor.weights(), weights) for weights in good.weights())
+
+
+@pytest.mark.ray
+def test_a_respawned_engine_is_connected_again(ray_cluster):
+    actor, rollout, resharder = pair(ray_cluster)
+    resharder.reshard()
+    ray_cluster.respawn(rollout)
+    assert not equal(actor.weights(), rollout.weights())
+    resharder.reshard()
+    assert equal(actor.weights(), rollout.weights())
