@@ -1,4 +1,7 @@
-"""rlkit: reinforcement learning of language models from a notebook. Public names load when first used."""
+"""rlkit: reinforcement learning of language models from a notebook.
+
+Public names load when first used.
+"""
 
 import importlib
 from typing import Any
@@ -27,8 +30,8 @@ _NAMES = {
     "evaluate": "rlkit.tasks",
 }
 _MODULES = (
-    "algo", "backends", "batch", "cluster", "config", "device", "engines", "metrics", "models", "nb", "recipes",
-    "reshard", "tasks", "trace", "viz", "workers",
+    "algo", "backends", "batch", "cluster", "config", "device", "engines", "metrics", "models",
+    "nb", "recipes", "reshard", "tasks", "trace", "viz", "workers",
 )  # fmt: skip
 
 __all__ = sorted([*_NAMES, *_MODULES, "__version__"])

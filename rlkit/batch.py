@@ -1,8 +1,9 @@
 """Batch: named columns of B rows over a row store.
 
-A batch is names, not tensors: it holds uids, groups and versions, and for each column where its values lie. Reading
-``batch["rewards"]`` fetches that column; binding ``batch["rewards"] = x`` writes it (or, for a column, names it).
-Every [B, T] column is indexed by response token: entry ``t`` speaks of ``response_ids[:, t]``.
+A batch is names, not tensors: it holds uids, groups and versions, and for each column where its
+values lie. Reading ``batch["rewards"]`` fetches that column; binding ``batch["rewards"] = x``
+writes it (or, for a column, names it). Every [B, T] column is indexed by response token: entry
+``t`` speaks of ``response_ids[:, t]``.
 """
 
 import logging
@@ -27,7 +28,10 @@ MAX_SAMPLES = 1 << 16  # of one prompt: a uid is the group id and the sample's n
 
 
 class Batch:
-    """B rows of named columns; made by tasks, by ``rollout.generate`` and by ``Batch.from_columns``."""
+    """B rows of named columns.
+
+    Made by tasks, by ``rollout.generate`` and by ``Batch.from_columns``.
+    """
 
     def __init__(
         self,
@@ -59,10 +63,11 @@ class Batch:
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], *, store: RowStore | None = None) -> "Batch":
-        """Build a batch from padded tensors [B] or [B, T], lists of B values, or lists of B 1-D tensors.
+        """Build a batch from padded tensors [B] or [B, T], lists of B values, or lists of B 1-D
+        tensors.
 
-        ``uid``, ``group_ids``, ``policy_version`` [B] become the rows' identity (default: 0..B-1, one group
-        a row, version 0). Padded tensors keep their width.
+        ``uid``, ``group_ids``, ``policy_version`` [B] become the rows' identity (default: 0..B-1,
+        one group a row, version 0). Padded tensors keep their width.
         """
         if not columns:
             raise ValueError("columns: got none, need at least one named column.")
@@ -71,7 +76,8 @@ class Batch:
         odd = {name: size for name, size in sizes.items() if size != num_rows}
         if odd:
             raise ValueError(
-                f"columns: got {num_rows} rows in {next(iter(sizes))!r} but {odd}; need equally many in each."
+                f"columns: got {num_rows} rows in {next(iter(sizes))!r} but {odd}; need equally "
+                "many in each."
             )
         meta = {name: int_array(name, columns[name]) for name in META if name in columns}
         uids = meta.get("uid", np.arange(num_rows))
@@ -89,7 +95,9 @@ class Batch:
     # ---- reading and writing columns ----
 
     def __getitem__(self, name: str) -> Any:
-        """Values of a column: tensor [B] or [B, T] padded with 0 on the right, or a list of B objects."""
+        """Values of a column: tensor [B] or [B, T] padded with 0 on the right, or a list of B
+        objects.
+        """
         if name in META:
             return torch.from_numpy(self.meta[name].copy()).to(self.device)
         if name == "prompt_mask" and name not in self.columns:  # follows from the lengths
@@ -129,7 +137,8 @@ class Batch:
             if len(missing):
                 raise ValueError(
                     f"{name}: got a column without {len(missing)} of this batch's {len(self)} rows "
-                    f"(first uid {missing[0]}); need one made from this batch or one that contains it."
+                    f"(first uid {missing[0]}); need one made from this batch or one that "
+                    "contains it."
                 )
             self.columns[name] = values
         else:
@@ -152,21 +161,27 @@ class Batch:
         self.columns[name] = Column(name, self.store, self.uids, [part])
 
     def expand(self, values: Any) -> Column:
-        """[B] values, one a response, as a column that reads as [B, T]: the value on each token of the mask, 0 elsewhere."""
+        """[B] values, one a response, as a column that reads as [B, T].
+
+        The value on each token of the mask, 0 elsewhere.
+        """
         if isinstance(values, Column):
             return values.expanded()
         values = torch.as_tensor(values)
         if tuple(values.shape) != (len(self),):
             raise ValueError(
-                f"expand: got shape {tuple(values.shape)}, need [{len(self)}], one value a response."
+                f"expand: got shape {tuple(values.shape)}, need [{len(self)}], one value a "
+                "response."
             )
         part = self.store.put("expanded", self.uids, as_rows("expanded", values))
         return Column("expanded", self.store, self.uids, [part], expands=True)
 
     def apply(self, fn: Callable[..., Any], *names: str, whole_groups: bool = False) -> Column:
-        """Run ``fn`` on the named columns where they lie; a column of what it returns ([B], [B, T] or a list of B).
+        """Run ``fn`` on the named columns where they lie; a column of what it returns ([B], [B, T]
+        or a list of B).
 
-        The store may call it on some of the rows at a time: with ``whole_groups`` never on a part of a group.
+        The store may call it on some of the rows at a time: with ``whole_groups`` never on a part
+        of a group.
         """
         for name in names:
             if name not in META:
@@ -226,7 +241,10 @@ class Batch:
 
     @staticmethod
     def concat(batches: Sequence["Batch"]) -> "Batch":
-        """Rows of several batches of one store, one after another; they must have the same columns."""
+        """Rows of several batches of one store, one after another.
+
+        They must have the same columns.
+        """
         batches = list(batches)
         if not batches:
             raise ValueError("concat: got no batches, need at least one.")
@@ -234,7 +252,8 @@ class Batch:
         for other in batches[1:]:
             if set(other.columns) != set(first.columns):
                 raise ValueError(
-                    f"concat: got columns that differ: {sorted(set(other.columns) ^ set(first.columns))}; "
+                    "concat: got columns that differ: "
+                    f"{sorted(set(other.columns) ^ set(first.columns))}; "
                     "need the same columns in each batch."
                 )
             if other.store is not first.store:
@@ -266,7 +285,10 @@ class Batch:
             yield self._derive(index)
 
     def minibatches(self, num: int, *, seed: int = 0) -> list["Batch"]:
-        """Cut whole groups, shuffled by ``seed``, into ``num`` optimizer steps; sets each step's denominators."""
+        """Cut whole groups, shuffled by ``seed``, into ``num`` optimizer steps.
+
+        Sets each step's denominators.
+        """
         cut = planning.cut_groups(self.meta["group_ids"], num, seed=seed)
         return [self._derive(index).as_step() for index in cut]
 
@@ -277,17 +299,25 @@ class Batch:
         return out
 
     def microbatches(self, token_budget: int) -> list["Batch"]:
-        """Cut rows into pieces of at most ``token_budget`` prompt + response tokens (a longer row stands alone)."""
+        """Cut rows into pieces of at most ``token_budget`` prompt + response tokens (a longer row
+        stands alone).
+        """
         return [self._derive(index) for index in planning.fill(self.num_tokens, token_budget)]
 
     def shard(self, rank: int, size: int) -> "Batch":
-        """This data-parallel rank's rows, balanced over ``size`` ranks by tokens; denominators stay."""
+        """This data-parallel rank's rows, balanced over ``size`` ranks by tokens.
+
+        Denominators stay.
+        """
         if size == 1:
             return self
         return self._derive(planning.balance(self.num_tokens, size)[rank])
 
     def load(self) -> "Batch":
-        """The same rows with every tensor column fetched into this process, in one round; text stays where it is."""
+        """The same rows with every tensor column fetched into this process, in one round.
+
+        Text stays where it is.
+        """
         target, out = LocalStore(), self._derive(np.arange(len(self)))
         columns = {n: c for n, c in self.columns.items() if c.parts[0].kind != "objects"}
         for store in {id(c.store): c.store for c in columns.values()}.values():
@@ -301,7 +331,10 @@ class Batch:
         return out
 
     def on(self, store: RowStore) -> "Batch":
-        """The same rows with every column in ``store``; columns that lie elsewhere are copied, once."""
+        """The same rows with every column in ``store``.
+
+        Columns that lie elsewhere are copied, once.
+        """
         out = self._derive(np.arange(len(self)))
         out.store = store
         for name, column in self.columns.items():
@@ -315,24 +348,29 @@ class Batch:
         return out
 
     def reserve(self, num: int) -> np.ndarray:
-        """[B] int64: first sample number of each row's group, taking ``num`` of them. Rows drawn again get new uids."""
+        """[B] int64: first sample number of each row's group, taking ``num`` of them.
+
+        Rows drawn again get new uids.
+        """
         first = np.zeros(len(self), dtype=np.int64)
         for i, group in enumerate(self.meta["group_ids"].tolist()):
             first[i] = self.draws.get(group, 0)
             self.draws[group] = int(first[i]) + num
             if self.draws[group] > MAX_SAMPLES:
                 raise ValueError(
-                    f"group {group}: got {self.draws[group]} samples of one prompt, need at most {MAX_SAMPLES}."
+                    f"group {group}: got {self.draws[group]} samples of one prompt, need at most "
+                    f"{MAX_SAMPLES}."
                 )
         return first
 
     # ---- means with the step's denominators ----
 
     def token_mean(self, x: Float[Tensor, "B T"]) -> Float[Tensor, ""]:
-        """Sum of x [B, T] under the response mask over the trainable tokens of the whole optimizer step.
+        """Sum of x [B, T] under the response mask over the trainable tokens of the whole optimizer
+        step.
 
-        Micro-batches and data-parallel ranks hold parts of the step: their results add up to its mean. Outside
-        a step the denominator is this batch's own count. Nothing trainable gives 0.
+        Micro-batches and data-parallel ranks hold parts of the step: their results add up to its
+        mean. Outside a step the denominator is this batch's own count. Nothing trainable gives 0.
         """
         mask = self["response_mask"].bool()
         check_shape("token_mean", x, mask.shape)
@@ -340,7 +378,9 @@ class Batch:
         return torch.where(mask, x, torch.zeros_like(x)).sum() / max(count, 1)
 
     def seq_mean(self, x: Float[Tensor, "B *T"]) -> Float[Tensor, ""]:
-        """Sum over rows of x [B], or of the masked mean of each row of x [B, T], over the rows of the whole step."""
+        """Sum over rows of x [B], or of the masked mean of each row of x [B, T], over the rows of
+        the whole step.
+        """
         if x.ndim == 2:
             mask = self["response_mask"].to(x.dtype)
             check_shape("seq_mean", x, mask.shape)

@@ -13,15 +13,26 @@ from rlkit.rows import Rows
 if TYPE_CHECKING:
     from rlkit.batch import Batch
 
+_TASK, _GENERATE = "a task", "rollout.generate"
 WRITTEN_BY = {
-    "prompt": "a task", "answer": "a task", "prompt_ids": "a task", "prompt_mask": "a task",
-    "response": "rollout.generate", "response_ids": "rollout.generate", "response_mask": "rollout.generate",
-    "rollout_logprobs": "rollout.generate", "token_version": "rollout.generate",
-    "temperature": "rollout.generate", "finish_reason": "rollout.generate",
-    "rewards": "rk.score(reward_fn, batch)", "old_logprobs": "actor.compute_logprobs(batch)",
-    "ref_logprobs": "reference.compute_logprobs(batch)", "values": "critic.compute_values(batch)",
-    "advantages": "batch.expand(advantage_fn(...))", "returns": "gae",
-}  # fmt: skip
+    "prompt": _TASK,
+    "answer": _TASK,
+    "prompt_ids": _TASK,
+    "prompt_mask": _TASK,
+    "response": _GENERATE,
+    "response_ids": _GENERATE,
+    "response_mask": _GENERATE,
+    "rollout_logprobs": _GENERATE,
+    "token_version": _GENERATE,
+    "temperature": _GENERATE,
+    "finish_reason": _GENERATE,
+    "rewards": "rk.score(reward_fn, batch)",
+    "old_logprobs": "actor.compute_logprobs(batch)",
+    "ref_logprobs": "reference.compute_logprobs(batch)",
+    "values": "critic.compute_values(batch)",
+    "advantages": "batch.expand(advantage_fn(...))",
+    "returns": "gae",
+}
 """Column -> the stage that writes it, for the error of a skipped stage."""
 
 META = ("uid", "group_ids", "policy_version")
@@ -32,7 +43,8 @@ def missing(name: str, known: Iterable[str]) -> KeyError:
     """The error of a column that is not there: what there is, and which stage writes it."""
     writer = WRITTEN_BY.get(name, "a stage of yours")
     return KeyError(
-        f"batch has no column {name!r}; it has {sorted(known)}. It is written by {writer}: run that first."
+        f"batch has no column {name!r}; it has {sorted(known)}. It is written by {writer}: run "
+        "that first."
     )
 
 
@@ -50,13 +62,17 @@ class Applied:
 
 
 def bound_rows(batch: "Batch", name: str, values: Any) -> Rows:
-    """Rows of a value bound to ``name``; [B, T] tensors lose the padding beyond each row's length."""
+    """Rows of a value bound to ``name``.
+
+    [B, T] tensors lose the padding beyond each row's length.
+    """
     values = from_numpy(values)
     if not isinstance(values, Tensor):
         values = list(values) if isinstance(values, Iterable) else [values]
     if len(values) != len(batch):
         raise ValueError(
-            f"{name}: got {len(values)} values, need {len(batch)}, one a row of this batch, in its order."
+            f"{name}: got {len(values)} values, need {len(batch)}, one a row of this batch, in "
+            "its order."
         )
     axis = "prompt_ids" if name.startswith("prompt_") else "response_ids"
     if not isinstance(values, Tensor) or values.ndim < 2 or axis not in batch.columns:
@@ -72,7 +88,10 @@ def bound_rows(batch: "Batch", name: str, values: Any) -> Rows:
 
 
 def from_numpy(values: Any) -> Any:
-    """A numpy array as a tensor of its own, or as a list if it doesn't hold numbers; others as they are."""
+    """A numpy array as a tensor of its own, or as a list if it doesn't hold numbers.
+
+    Others as they are.
+    """
     if not isinstance(values, np.ndarray):
         return values
     return torch.from_numpy(values.copy()) if values.dtype.kind in "biuf" else values.tolist()
@@ -82,13 +101,17 @@ def check_shape(name: str, x: Tensor, shape: Sequence[int]) -> None:
     """ValueError if ``x`` has another shape than ``shape``."""
     if x.shape != tuple(shape):  # broadcasting would hide it
         raise ValueError(
-            f"{name}: got shape {tuple(x.shape)}, need {list(shape)}, one value a row or a response token. "
+            f"{name}: got shape {tuple(x.shape)}, need {list(shape)}, one value a row or a "
+            "response token. "
             "Pass values made from this batch's own columns."
         )
 
 
 def as_rows(name: str, values: Any) -> Rows:
-    """Rows of a tensor [B] or [B, T] (its width kept), an array or a list; the values are copied."""
+    """Rows of a tensor [B] or [B, T] (its width kept), an array or a list.
+
+    The values are copied.
+    """
     values = from_numpy(values)
     if isinstance(values, Tensor):
         values = values.detach().cpu()

@@ -12,7 +12,10 @@ def _need(ok: bool, message: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
-    """Shape of a Llama-family decoder; the names of a Hugging Face ``config.json`` in rlkit's words."""
+    """Shape of a Llama-family decoder.
+
+    The names of a Hugging Face ``config.json`` in rlkit's words.
+    """
 
     vocab_size: int
     """V, rows of the embedding."""
@@ -54,7 +57,8 @@ class ModelSpec:
         )
         _need(
             self.head_dim % 2 == 0,
-            f"ModelSpec.head_dim: got {self.head_dim}, need an even number: rotary embeddings turn pairs.",
+            f"ModelSpec.head_dim: got {self.head_dim}, need an even number: rotary embeddings "
+            "turn pairs.",
         )
 
     @property
@@ -118,7 +122,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRate:
-    """Factor on the learning rate by optimizer step: linear warm-up, then flat, linear or cosine decay."""
+    """Factor on the learning rate by optimizer step.
+
+    Linear warm-up, then flat, linear or cosine decay.
+    """
 
     warmup_steps: int = 0
     """Steps from 0 to the full rate."""
@@ -177,7 +184,10 @@ def _decay(total_steps: int, warmup_steps: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimConfig:
-    """AdamW (Loshchilov and Hutter, 2019) with gradient clipping; the rate itself is the worker's ``lr``."""
+    """AdamW (Loshchilov and Hutter, 2019) with gradient clipping.
+
+    The rate itself is the worker's ``lr``.
+    """
 
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of the first and second moment."""
@@ -193,7 +203,8 @@ class OptimConfig:
     def __post_init__(self) -> None:
         _need(
             self.max_grad_norm > 0,
-            f"OptimConfig.max_grad_norm: got {self.max_grad_norm}, need a number above 0 (inf: no clipping).",
+            f"OptimConfig.max_grad_norm: got {self.max_grad_norm}, need a number above 0 (inf: "
+            "no clipping).",
         )
         _need(
             all(0 <= beta < 1 for beta in self.betas) and len(self.betas) == 2,
@@ -202,7 +213,10 @@ class OptimConfig:
 
 
 def from_dict(cls: type, values: dict[str, Any]) -> Any:
-    """Build config ``cls`` from a mapping (a TOML table); unknown keys are an error that lists the known ones."""
+    """Build config ``cls`` from a mapping (a TOML table).
+
+    Unknown keys are an error that lists the known ones.
+    """
     known = [item.name for item in fields(cls)]
     unknown = sorted(set(values) - set(known))
     if unknown:

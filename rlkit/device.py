@@ -1,4 +1,7 @@
-"""The only file that knows npu, cuda and cpu: names, variables, memory, collective backends, Ray resources."""
+"""The only file that knows npu, cuda and cpu.
+
+Names, variables, memory, collective backends, Ray resources.
+"""
 
 import glob
 import importlib.util
@@ -72,7 +75,10 @@ def synchronize(device: Any) -> None:
 
 
 def process_group(kind: str, *, store: Any, rank: int, size: int, timeout_s: float) -> Any:
-    """A process group of its own over ``store``, beside torch's default one; collectives end after ``timeout_s``."""
+    """A process group of its own over ``store``, beside torch's default one.
+
+    Collectives end after ``timeout_s``.
+    """
     import torch.distributed as dist
 
     limit = timedelta(seconds=timeout_s)

@@ -1,7 +1,7 @@
 """Functions that travel: by value, with their source and a hash of what they compute.
 
-A function of a notebook or of a user's module is pickled by value, so a worker always runs the code of the cell as
-it is now. Functions of installed packages travel by name.
+A function of a notebook or of a user's module is pickled by value, so a worker always runs the code
+of the cell as it is now. Functions of installed packages travel by name.
 """
 
 import functools
@@ -20,7 +20,10 @@ import cloudpickle
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a function was when it was passed: name, source text, and 12 hex digits over source and captured scalars."""
+    """What a function was when it was passed.
+
+    Name, source text, and 12 hex digits over source and captured scalars.
+    """
 
     name: str
     text: str
@@ -69,12 +72,18 @@ def ship(fn: Callable[..., Any]) -> Shipped:
 
 
 def round_trip(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as a worker would get it; local runs use this, so a loop that runs locally runs on a cluster."""
+    """The function as a worker would get it.
+
+    Local runs use this, so a loop that runs locally runs on a cluster.
+    """
     return ship(fn).load()
 
 
 def source_of(fn: Callable[..., Any], *, _seen: frozenset[int] = frozenset()) -> Source:
-    """Source text and hash of a function; the hash covers the scalars it captured and its own helper functions."""
+    """Source text and hash of a function.
+
+    The hash covers the scalars it captured and its own helper functions.
+    """
     known = _sources.get(id(fn))
     if known is not None and known[0] is fn:
         return known[1]
@@ -103,7 +112,10 @@ def _inner(fn: Any) -> Any:
 
 
 def _captured(fn: Any) -> dict[str, Any]:
-    """What a function has beside its code: bound arguments, attributes, closure, the globals it names, defaults."""
+    """What a function has beside its code.
+
+    Bound arguments, attributes, closure, the globals it names, defaults.
+    """
     found: dict[str, Any] = {}
     if isinstance(fn, functools.partial):
         found |= {f"bound {i}": value for i, value in enumerate(fn.args)}
@@ -132,7 +144,10 @@ def _codes(code: CodeType | None) -> Iterator[CodeType]:
 
 
 def _fact(value: Any, seen: frozenset[int]) -> str | None:
-    """What of a captured value goes into the hash: scalars, what a user's function is, which function another is."""
+    """What of a captured value goes into the hash.
+
+    Scalars, what a user's function is, which function another is.
+    """
     if isinstance(value, _SCALARS):
         return repr(value)
     if isinstance(value, tuple):
@@ -145,7 +160,9 @@ def _fact(value: Any, seen: frozenset[int]) -> str | None:
 
 
 def _travels(value: Any) -> bool:
-    """Whether a captured value is code of the user's, which goes with the function that captured it."""
+    """Whether a captured value is code of the user's, which goes with the function that captured
+    it.
+    """
     return isinstance(value, functools.partial) or (inspect.isfunction(value) and _is_users(value))
 
 
@@ -164,7 +181,7 @@ def _is_users(fn: Any) -> bool:
 
 
 def _user_modules(fn: Any) -> list[Any]:
-    """The user's modules that ``fn`` and the functions it captured live in, to be pickled by value."""
+    """The user's modules that ``fn`` and its captured functions live in: pickled by value."""
     todo, seen, found = [fn], set(), {}
     while todo:
         each = todo.pop()

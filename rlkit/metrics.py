@@ -80,10 +80,14 @@ def unit_of(name: str) -> str:
 
 
 def tokens_per_s_per_device(tokens: float, *, seconds: float, devices: int) -> float:
-    """Throughput as the toolkit defines it: prompt + response tokens of trained samples / devices / seconds."""
+    """Throughput as the toolkit defines it.
+
+    Prompt + response tokens of trained samples / devices / seconds.
+    """
     if seconds <= 0 or devices < 1:
         raise ValueError(
-            f"throughput: got {seconds} seconds on {devices} devices, need more than 0 seconds and at least 1 device."
+            f"throughput: got {seconds} seconds on {devices} devices, need more than 0 seconds "
+            "and at least 1 device."
         )
     return tokens / devices / seconds
 
@@ -91,8 +95,8 @@ def tokens_per_s_per_device(tokens: float, *, seconds: float, devices: int) -> f
 class StepMetrics(dict):
     """Metrics of one call, name -> number, with the sources of the functions that made them.
 
-    ``shares`` are this rank's parts of sums over ranks (maxima and minima for names in _max, _min); ``same`` are
-    numbers and words that all ranks agree on.
+    ``shares`` are this rank's parts of sums over ranks (maxima and minima for names in _max, _min);
+    ``same`` are numbers and words that all ranks agree on.
     """
 
     def __init__(
@@ -130,14 +134,20 @@ def _step_metrics(
 
 
 def reduce_metric(name: str, values: Sequence[float]) -> float:
-    """Parts of one metric, of micro-batches or ranks, as one number: their sum, or the maximum or minimum."""
+    """Parts of one metric, of micro-batches or ranks, as one number.
+
+    Their sum, or the maximum or minimum.
+    """
     if name.endswith("_max"):
         return max(values)
     return min(values) if name.endswith("_min") else sum(values)
 
 
 class MetricLog:
-    """One record a step, as a DataFrame; adds seconds by stage and throughput from the trace by itself."""
+    """One record a step, as a DataFrame.
+
+    Adds seconds by stage and throughput from the trace by itself.
+    """
 
     def __init__(self, *, trace: trace_module.Trace | None = None) -> None:
         self.records: list[dict[str, Any]] = []
@@ -148,11 +158,17 @@ class MetricLog:
         self.start()
 
     def start(self) -> None:
-        """Begin timing the next step here: call it after a pause, so that the pause is not counted."""
+        """Begin timing the next step here.
+
+        Call it after a pause, so that the pause is not counted.
+        """
         self._mark, self._time = self._trace.mark(), time.time()
 
     def add(self, step: int, metrics: Mapping[str, Any] | None = None, **values: Any) -> None:
-        """Record a step: numbers, 0-d tensors or short strings by name; ``values`` join ``metrics``."""
+        """Record a step: numbers, 0-d tensors or short strings by name.
+
+        ``values`` join ``metrics``.
+        """
         if not isinstance(step, int) or isinstance(step, bool):
             raise TypeError(
                 f"step: got {type(step).__name__}, need an int, the number of the step."
@@ -176,7 +192,10 @@ class MetricLog:
         return lambda: self._listeners.remove(callback) if callback in self._listeners else None
 
     def frame(self) -> Any:
-        """DataFrame, a row a record, columns in order of first appearance; units are in ``GLOSSARY``."""
+        """DataFrame, a row a record, columns in order of first appearance.
+
+        Units are in ``GLOSSARY``.
+        """
         import pandas as pd
 
         with self._lock:
@@ -184,7 +203,10 @@ class MetricLog:
         return pd.DataFrame(records, columns=None if records else ["step"])
 
     def tidy(self, **facts: Any) -> Any:
-        """DataFrame, a row a number: ``facts`` (run, seed, source, ...), step, metric, value, unit."""
+        """DataFrame, a row a number.
+
+        ``facts`` (run, seed, source, ...), step, metric, value, unit.
+        """
         import pandas as pd
 
         rows = [
@@ -232,7 +254,8 @@ def _plain(name: str, value: Any) -> Any:
     item = getattr(value, "item", None)
     if item is None or getattr(value, "ndim", 0) != 0:
         raise TypeError(
-            f"{name}: got {type(value).__name__} {getattr(value, 'shape', '')}, need a number, a 0-d tensor or a "
+            f"{name}: got {type(value).__name__} {getattr(value, 'shape', '')}, need a number, a "
+            "0-d tensor or a "
             "short string. Reduce it first, with .mean() or batch.token_mean."
         )
     return item()
@@ -240,7 +263,10 @@ def _plain(name: str, value: Any) -> Any:
 
 @contextmanager
 def timer(stage: str, *, device: Any = "cpu", **facts: Any) -> Iterator[None]:
-    """Record a span of this process; waits for the device at both ends, so that the seconds are the work's."""
+    """Record a span of this process.
+
+    Waits for the device at both ends, so that the seconds are the work's.
+    """
     from rlkit import device as devices
 
     devices.synchronize(device)

@@ -25,7 +25,8 @@ def setup(seed: int = 0) -> None:
     torch.manual_seed(seed)
     kind = device.platform("auto").kind
     print(
-        f"rlkit {metadata.version('rlkit')}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"rlkit {metadata.version('rlkit')}, Python {platform.python_version()}, torch "
+        f"{torch.__version__}, "
         f"{device.num_devices(kind)} x {kind}, seed {seed}"
     )
 
@@ -41,7 +42,10 @@ def pick(full: T, *, ci: T) -> T:
 
 
 class Background:
-    """A loop in a thread of its own, so that the kernel stays free: pause, step, stop work while it runs."""
+    """A loop in a thread of its own, so that the kernel stays free.
+
+    Pause, step, stop work while it runs.
+    """
 
     def __init__(self, loop: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self.steps = 0
@@ -88,7 +92,8 @@ class Background:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             raise TimeoutError(
-                f"background loop: still in step {self.steps} after {timeout_s:.0f} s. Wait longer, or stop()."
+                f"background loop: still in step {self.steps} after {timeout_s:.0f} s. Wait "
+                "longer, or stop()."
             )
         if self.error is not None:
             raise self.error
@@ -106,5 +111,7 @@ class Background:
 
 
 def background(loop: Iterable[Any] | Callable[[], Iterable[Any]]) -> Background:
-    """Run a generator (or a function that makes one), which yields once a step, off the kernel's main thread."""
+    """Run a generator (or a function that makes one), which yields once a step, off the kernel's
+    main thread.
+    """
     return Background(loop)

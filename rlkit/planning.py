@@ -1,4 +1,7 @@
-"""Which rows go where: cuts of a batch by group, by tokens, by rank. Arrays of counts in, positions out."""
+"""Which rows go where: cuts of a batch by group, by tokens, by rank.
+
+Arrays of counts in, positions out.
+"""
 
 from collections.abc import Sequence
 
@@ -6,20 +9,26 @@ import numpy as np
 
 
 def by_group(group_ids: np.ndarray) -> list[np.ndarray]:
-    """Positions of each group's rows, groups in order of first appearance. group_ids [B] -> list of [G]."""
+    """Positions of each group's rows, groups in order of first appearance.
+
+    Group_ids [B] -> list of [G].
+    """
     _, first, inverse = np.unique(group_ids, return_index=True, return_inverse=True)
     rows = np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse))[:-1])
     return [rows[i] for i in np.argsort(first, kind="stable")] if len(group_ids) else []
 
 
 def cut_groups(group_ids: np.ndarray, num: int, *, seed: int) -> list[np.ndarray]:
-    """Shuffle whole groups by ``seed`` and cut them into ``num`` lists of positions of near-equal group count."""
+    """Shuffle whole groups by ``seed`` and cut them into ``num`` lists of positions of near-equal
+    group count.
+    """
     groups = by_group(group_ids)
     if num < 1:
         raise ValueError(f"minibatches: got {num}, need at least 1.")
     if len(groups) < num:
         raise ValueError(
-            f"minibatches: got {num} for {len(groups)} groups, need at most one a group: a group is never cut. "
+            f"minibatches: got {num} for {len(groups)} groups, need at most one a group: a group "
+            "is never cut. "
             "Use fewer minibatches or more prompts."
         )
     order = np.random.Generator(np.random.PCG64(seed)).permutation(len(groups))
@@ -29,7 +38,9 @@ def cut_groups(group_ids: np.ndarray, num: int, *, seed: int) -> list[np.ndarray
 
 
 def fill(tokens: np.ndarray, budget: int) -> list[np.ndarray]:
-    """Positions in pieces of at most ``budget`` tokens, longest rows first so that a piece holds like lengths."""
+    """Positions in pieces of at most ``budget`` tokens, longest rows first so that a piece holds
+    like lengths.
+    """
     if budget < 1:
         raise ValueError(f"token_budget: got {budget}, need at least 1 token.")
     pieces: list[list[int]] = []
@@ -44,7 +55,10 @@ def fill(tokens: np.ndarray, budget: int) -> list[np.ndarray]:
 
 
 def balance(tokens: np.ndarray, size: int) -> Sequence[np.ndarray]:
-    """Positions for each of ``size`` ranks: the longest row left goes to the rank with fewest tokens (Graham, 1969)."""
+    """Positions for each of ``size`` ranks.
+
+    The longest row left goes to the rank with fewest tokens (Graham, 1969).
+    """
     loads, parts = np.zeros(size), [[] for _ in range(size)]
     for i in np.argsort(-tokens, kind="stable").tolist():
         rank = min(range(size), key=lambda r: (loads[r], len(parts[r]), r))

@@ -52,7 +52,10 @@ def grpo(
     *,
     on_step: Callable[[MetricLog], None] | None = None,
 ) -> MetricLog:
-    """GRPO (Shao et al., 2024): the loop of notebook 01 on an open cluster. ``on_step(log)`` runs after each step."""
+    """GRPO (Shao et al., 2024).
+
+    The loop of notebook 01 on an open cluster. ``on_step(log)`` runs after each step.
+    """
     config = config or GRPOConfig()
 
     def loss_fn(logprobs: Any, batch: Batch) -> Any:

@@ -1,6 +1,7 @@
 """Values of one column for B rows, without padding: what stores hold and wires carry.
 
-Three kinds, told apart by the fields and never by the data (a column of equally long rows is still ragged):
+Three kinds, told apart by the fields and never by the data (a column of equally long rows is still
+ragged):
 
 ==========  ======================  ==================  ==========================
 kind        ``values``              ``lengths``         row ``i``
@@ -46,7 +47,8 @@ class Rows:
         """Strip right padding: padded [B, T] and lengths [B] -> ragged rows."""
         if padded.ndim < 2 or len(padded) != len(lengths):
             raise ValueError(
-                f"padded: got shape {tuple(padded.shape)}, need [{len(lengths)}, T], one row a length."
+                f"padded: got shape {tuple(padded.shape)}, need [{len(lengths)}, T], one row a "
+                "length."
             )
         if len(lengths) and int(lengths.max()) > padded.shape[1]:
             raise ValueError(
@@ -59,7 +61,10 @@ class Rows:
 
     @classmethod
     def from_list(cls, items: Sequence[Any]) -> "Rows":
-        """Sort B values into the kind they are: numbers, tensors [L_i, ...], or any other objects."""
+        """Sort B values into the kind they are.
+
+        Numbers, tensors [L_i, ...], or any other objects.
+        """
         items = list(items)
         if items and all(isinstance(x, bool | int | float | np.number | np.bool_) for x in items):
             return cls(torch.tensor(items))
@@ -99,7 +104,9 @@ class Rows:
         return Rows(self.values[flat.to(self.values.device)], lengths)
 
     def padded(self, *, fill: float = 0) -> Tensor:
-        """[B] for scalars; [B, T] for ragged rows, T the longest, padded on the right with ``fill``."""
+        """[B] for scalars; [B, T] for ragged rows, T the longest, padded on the right with
+        ``fill``.
+        """
         if isinstance(self.values, list):
             raise TypeError("objects have no padded form: read them as a list.")
         if self.lengths is None:
@@ -112,7 +119,7 @@ class Rows:
         return out
 
     def unpack(self) -> list[Any]:
-        """B separate rows: numbers as 0-d tensors, ragged rows as 1-D tensors, objects as they are."""
+        """B separate rows: numbers as 0-d, ragged rows as 1-D tensors, objects as they are."""
         if self.lengths is not None:
             return list(torch.split(self.values, self.lengths.tolist()))
         return list(self.values)

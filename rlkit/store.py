@@ -1,8 +1,8 @@
 """Where the values of a batch lie: parts, columns, and the store of one process.
 
-A **part** is one write of one column: a key, the rows it covers, and what planning needs to know of them (lengths,
-sums), never the values. A **column** is the parts of all rows of a batch, perhaps still being computed. A store
-keeps the values; it is in memory here, one actor a node on a cluster.
+A **part** is one write of one column: a key, the rows it covers, and what planning needs to know of
+them (lengths, sums), never the values. A **column** is the parts of all rows of a batch, perhaps
+still being computed. A store keeps the values; it is in memory here, one actor a node on a cluster.
 """
 
 import itertools
@@ -24,8 +24,8 @@ _keys = itertools.count()
 class Part:
     """One write of one column: which rows, where, how long; the values stay in the store.
 
-    uids [N] int64; lengths [N] int64 or None (scalars, objects); sums [N] float64 or None (only of masks).
-    The process that owns a part frees its values when nothing names it any more.
+    uids [N] int64; lengths [N] int64 or None (scalars, objects); sums [N] float64 or None (only of
+    masks). The process that owns a part frees its values when nothing names it any more.
     """
 
     __slots__ = (
@@ -134,13 +134,17 @@ class LocalStore:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "this batch lives in the memory of one process and can't be sent as it is. Pass it to a method of a "
+            "this batch lives in the memory of one process and can't be sent as it is. Pass it "
+            "to a method of a "
             "worker group (the group copies it to the cluster), or send batch.frame()."
         )
 
 
 class Column:
-    """Values of B rows in a store, perhaps still being computed; bind it with ``batch["name"] = column``."""
+    """Values of B rows in a store, perhaps still being computed.
+
+    Bind it with ``batch["name"] = column``.
+    """
 
     def __init__(
         self,
@@ -188,7 +192,7 @@ class Column:
         return self.__dict__ | {"_parts": list(self.parts), "_copies": {}}
 
     def requests(self, uids: np.ndarray) -> tuple[list[tuple[Part, np.ndarray]], np.ndarray]:
-        """What to fetch for ``uids``, and the order that puts the answers, joined, back into order."""
+        """What to fetch for ``uids``, and the order that sorts the joined answers."""
         if len(self.parts) == 1 and np.array_equal(self.parts[0].uids, uids):
             return [(self.parts[0], uids)], np.arange(len(uids))
         wanted, positions = [], []
@@ -202,7 +206,8 @@ class Column:
                 left &= ~mine
         if left.any():
             raise KeyError(
-                f"{self.name}: {int(left.sum())} of {len(uids)} rows have no value, the first with uid "
+                f"{self.name}: {int(left.sum())} of {len(uids)} rows have no value, the first "
+                "with uid "
                 f"{int(uids[left][0])}. Run the stage that writes {self.name!r} on this batch."
             )
         if not wanted and self.parts:  # an empty batch still has a kind and a dtype
@@ -217,7 +222,10 @@ class Column:
         return join(self.store.fetch(wanted), order, name=self.name)
 
     def measure(self, uids: np.ndarray, what: str) -> np.ndarray:
-        """Planning facts of ``uids`` [N] without touching values: ``what`` is ``lengths`` or ``sums``."""
+        """Planning facts of ``uids`` [N] without touching values.
+
+        ``what`` is ``lengths`` or ``sums``.
+        """
         wanted, order = self.requests(uids)
         found = []
         for part, some in wanted:

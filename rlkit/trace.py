@@ -87,7 +87,10 @@ _label: ContextVar[str | None] = ContextVar("stage", default=None)
 
 @contextmanager
 def labelled(stage: str) -> Iterator[None]:
-    """Record the stage calls made inside under one name: the generation of an evaluation is evaluation."""
+    """Record the stage calls made inside under one name.
+
+    The generation of an evaluation is evaluation.
+    """
     token = _label.set(stage)
     try:
         yield

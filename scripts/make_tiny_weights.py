@@ -1,10 +1,13 @@
-"""Warm up the tiny model by supervised learning and write the folder that ``rk.models.tiny(pretrained=...)`` loads.
+"""Warm up the tiny model by supervised learning and write the folder that
+``rk.models.tiny(pretrained=...)`` loads.
 
-The text shows a row of digits followed by one of four behaviours, equally often: ascending sort, descending sort,
-copy, reversal. The reward of ``rk.tasks.reverse_digits`` wants reversal alone, so that the model starts right in
-about one response of five and reinforcement learning has something to bring out.
+The text shows a row of digits followed by one of four behaviours, equally often: ascending sort,
+descending sort, copy, reversal. The reward of ``rk.tasks.reverse_digits`` wants reversal alone, so
+that the model starts right in about one response of five and reinforcement learning has something
+to bring out.
 
-    python scripts/make_tiny_weights.py                 # rewrites rlkit/models/weights/reverse_digits
+    python scripts/make_tiny_weights.py                 # rewrites
+    rlkit/models/weights/reverse_digits
 """
 
 import argparse
@@ -81,7 +84,8 @@ def main() -> None:
     saved.weights = {name: tensor.float() for name, tensor in saved.weights.items()}
     print(
         f"{folder}: {step + 1} steps, {time.time() - start:.0f} s, sampled accuracy "
-        f"{accuracy(saved, task, temperature=1.0):.3f}, greedy {accuracy(saved, task, temperature=0.0):.3f}"
+        f"{accuracy(saved, task, temperature=1.0):.3f}, greedy "
+        f"{accuracy(saved, task, temperature=0.0):.3f}"
     )
 
 

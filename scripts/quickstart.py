@@ -42,6 +42,8 @@ class NotebookRun:
     """The executed notebook."""
     failure: str | None
     """None, or which cell failed and the last lines of its traceback."""
+    session: int
+    """Session id of the kernel and of every process it started, Ray's among them."""
 
 
 def run_notebook(
@@ -57,10 +59,11 @@ def run_notebook(
     say = progress or (lambda text: None)
     started_s = time.monotonic()
     cell_started_s = started_s
-    number = 0
+    number = session = 0
 
     def on_execute(cell: NotebookNode, cell_index: int) -> None:
-        nonlocal cell_started_s, number
+        nonlocal cell_started_s, number, session
+        session = kernel.provisioner.pid  # jupyter_client makes each kernel a session leader
         cell_started_s = time.monotonic()
         number = code_cells.index(cell_index) + 1
         say(f"[{number:2d}/{len(code_cells)}] {_title(notebook.cells, cell_index):60s}")
@@ -68,9 +71,10 @@ def run_notebook(
     def on_executed(cell: NotebookNode, cell_index: int, execute_reply: dict) -> None:
         say(f" {time.monotonic() - cell_started_s:6.1f} s\n")
 
+    kernel = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=_ThisPython())
     client = NotebookClient(
         notebook,
-        km=AsyncKernelManager(kernel_name="python3", kernel_spec_manager=_ThisPython()),
+        km=kernel,
         timeout_func=lambda cell: max(1, int(timeout_s - (time.monotonic() - started_s))),
         resources={"metadata": {"path": str(path.parent)}},
         on_cell_execute=on_execute,
@@ -92,7 +96,7 @@ def run_notebook(
     if failure is not None:
         lines = "\n  ".join(failure.strip().splitlines()[-12:])
         failure = f"code cell {number} of {len(code_cells)} failed:\n  {lines}"
-    return NotebookRun(notebook=notebook, failure=failure)
+    return NotebookRun(notebook=notebook, failure=failure, session=session)
 
 
 def _title(cells: list[NotebookNode], index: int) -> str:

@@ -1,9 +1,7 @@
 """What all tests share: one thread, checked shapes, one Ray cluster, and nothing left running."""
 
-import ctypes
 import os
 import shutil
-import sys
 import time
 
 # Before torch, ray or rlkit is imported, here or in a process that a test starts.
@@ -21,10 +19,6 @@ install_import_hook(["rlkit.algo", "rlkit.batch"], "beartype.beartype")
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("rlkit", deadline=None)  # machines are shared and noisy
 hypothesis.settings.load_profile("rlkit")
-if (
-    sys.platform == "linux"
-):  # PR_SET_CHILD_SUBREAPER: orphans come to us, so left_running() sees them
-    ctypes.CDLL(None).prctl(36, 1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -32,36 +26,43 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
 
 
-def left_running(known: set[int], *, wait_s: float = 20) -> list[str]:
-    """Command lines of our child processes that are not `known` and do not end in `wait_s`."""
+def _is_ours(process: psutil.Process, known: set[int], sessions: set[int]) -> bool:
+    """Whether we started a process or orphaned it; `known` ones and their children are not ours."""
+    try:
+        session = os.getsid(process.pid)
+        if process.status() == psutil.STATUS_ZOMBIE or session not in sessions:
+            return False
+        if session != os.getsid(0):  # a kernel's: all that runs there came with the kernel
+            return True
+        above = next((p.pid for p in process.parents() if p.pid in known), os.getpid())
+    except (psutil.Error, ProcessLookupError, PermissionError):
+        return False
+    return above == os.getpid()
+
+
+def left_running(known: set[int], sessions: set[int], *, wait_s: float = 20) -> list[str]:
+    """Our processes in these sessions that are not `known` and do not end within `wait_s`."""
     deadline_s = time.monotonic() + wait_s
     while True:
-        left = []
-        for child in psutil.Process().children():
-            try:
-                command = " ".join(" ".join(child.cmdline()).split())[:120]
-                if child.pid not in known and child.status() != psutil.STATUS_ZOMBIE:
-                    left.append(f"{child.pid} {command or child.name()}")
-            except psutil.NoSuchProcess:
-                continue
-        # Python's own: it ends with this process.
-        left = [line for line in left if "multiprocessing.resource_tracker" not in line]
+        new = [p for p in psutil.process_iter(["cmdline", "name"]) if p.pid not in known]
+        left = [p for p in new if _is_ours(p, known, sessions)]
+        commands = [" ".join(p.info["cmdline"] or [p.info["name"]]) for p in left]
+        # multiprocessing's tracker ends with this process.
+        left = [c[:120] for c in commands if "multiprocessing.resource_tracker" not in c]
         if not left or time.monotonic() > deadline_s:
             return left
         time.sleep(0.2)
 
 
-def child_pids() -> set[int]:
-    """Process ids of our child processes now."""
-    return {child.pid for child in psutil.Process().children()}
-
-
 @pytest.fixture
 def nothing_left_running():
-    """Fail if a process that the test started, or one of its orphans, outlives the test."""
-    known = child_pids()
-    yield
-    left = left_running(known)
+    """Fail if a process that the test started outlives it, orphaned or not.
+
+    Processes with a session of their own are watched if the test adds it to the set it gets.
+    """
+    known, sessions = set(psutil.pids()) - {1}, {os.getsid(0)}
+    yield sessions
+    left = left_running(known, sessions)
     assert not left, f"still running after the test: {left}"
 
 
@@ -70,10 +71,10 @@ def ray_cluster():
     """The one Ray cluster of the test session; afterwards none of its processes is left."""
     import rlkit as rk
 
-    known = child_pids()
+    known, sessions = set(psutil.pids()) - {1}, {os.getsid(0)}
     with rk.launch() as cluster:
         yield cluster
-    left = left_running(known)
+    left = left_running(known, sessions)
     assert not left, f"still running after Cluster.shutdown: {left}"
 
 

@@ -6,6 +6,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported:
 
 import torch
 
+from rlkit.batch import Batch
 from rlkit.config import ModelSpec
 from rlkit.models import Pretrained, tiny
 
@@ -51,3 +52,27 @@ def make_model(seed: int = 1, **changes) -> Pretrained:
         elif "embed" in name or "lm_head" in name:
             tensor *= 40
     return model
+
+
+def make_prompts(num: int, *, vocab_size: int = 23, longest: int = 9) -> list[list[int]]:
+    """Random prompts of 1 to ``longest`` tokens, special tokens left out."""
+    generator = torch.Generator().manual_seed(num)
+    return [
+        torch.randint(3, vocab_size, (1 + i % longest,), generator=generator).tolist()
+        for i in range(num)
+    ]
+
+
+def as_batch(requests: list, responses: list) -> Batch:
+    """What the trainer gets of an engine's responses, which are in the order of the requests."""
+    prompts = [request.prompt_ids for request in requests for _ in request.uids]
+    return Batch.from_columns(
+        {
+            "uid": [r.uid for r in responses],
+            "prompt_ids": [torch.tensor(prompt) for prompt in prompts],
+            "response_ids": [r.token_ids for r in responses],
+            "response_mask": [torch.ones(len(r.token_ids), dtype=torch.int8) for r in responses],
+            "rollout_logprobs": [r.logprobs for r in responses],
+            "temperature": [float(r.temperature) for r in responses],
+        }
+    )

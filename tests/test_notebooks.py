@@ -65,8 +65,9 @@ def test_has_markdown_before_each_code_cell(stem):
     assert set(before_code) == {"markdown"}
 
 
-def check_run(stem: Path) -> None:
+def check_run(stem: Path, sessions: set[int]) -> None:
     run = quickstart.run_notebook(stem.with_suffix(".ipynb"), timeout_s=BUDGET_S)
+    sessions.add(run.session)
     assert run.failure is None, run.failure
     printed = [
         out.text
@@ -80,18 +81,16 @@ def check_run(stem: Path) -> None:
 
 @pytest.mark.notebook
 @each_notebook
-@pytest.mark.usefixtures("nothing_left_running")
-def test_runs_in_a_fresh_kernel(stem, monkeypatch):
+def test_runs_in_a_fresh_kernel(stem, monkeypatch, nothing_left_running):
     monkeypatch.setenv("RLKIT_FAST", "1")
-    check_run(stem)
+    check_run(stem, nothing_left_running)
 
 
 @pytest.mark.slow
 @each_notebook
-@pytest.mark.usefixtures("nothing_left_running")
-def test_runs_in_full(stem, monkeypatch):
+def test_runs_in_full(stem, monkeypatch, nothing_left_running):
     monkeypatch.delenv("RLKIT_FAST", raising=False)
-    check_run(stem)
+    check_run(stem, nothing_left_running)
 
 
 def write(path: Path, **tagged: str) -> Path:

@@ -1,4 +1,7 @@
-"""A micro-batch as one packed sequence of tokens: prompt and response of each row, end to end, no padding."""
+"""A micro-batch as one packed sequence of tokens.
+
+Prompt and response of each row, end to end, no padding.
+"""
 
 from dataclasses import dataclass
 
@@ -27,7 +30,10 @@ class Packed:
 
 
 def pack(batch: Batch, *, device: torch.device) -> Packed:
-    """Pack prompt_ids and response_ids of a batch; a response's last token predicts nothing and is left out."""
+    """Pack prompt_ids and response_ids of a batch.
+
+    A response's last token predicts nothing and is left out.
+    """
     prompts, responses = (
         batch._column("prompt_ids").load(batch.uids),
         batch._column("response_ids").load(batch.uids),

@@ -1,4 +1,6 @@
-"""TorchBackend: forward, backward and AdamW of a decoder on one device, gradients summed over data-parallel ranks."""
+"""TorchBackend: forward, backward and AdamW of a decoder on one device, gradients summed over
+data-parallel ranks.
+"""
 
 import inspect
 import logging
@@ -21,7 +23,7 @@ logger = logging.getLogger("rlkit.backends")
 
 
 class TorchBackend:
-    """Trains a decoder. ``reduce`` sums a flat tensor over data-parallel ranks in place (None: one rank)."""
+    """Trains a decoder; ``reduce`` sums a flat tensor over data-parallel ranks, in place."""
 
     def __init__(
         self,
@@ -53,7 +55,9 @@ class TorchBackend:
         return Layout(dp=self._dp_size)
 
     def forward(self, batch: Batch, *, entropy: bool = False) -> tuple[Rows, Rows | None]:
-        """Logprobs, and entropies if asked for, of the response tokens of B rows, unpadded, in host memory."""
+        """Logprobs, and entropies if asked for, of the response tokens of B rows, unpadded, in host
+        memory.
+        """
         with torch.inference_mode():
             packed = pack(batch, device=self.device)
             logprobs, entropies = self._logprobs(packed, entropy=entropy)
@@ -61,7 +65,10 @@ class TorchBackend:
         return Rows(logprobs.cpu(), lengths), Rows(entropies.cpu(), lengths) if entropy else None
 
     def forward_backward(self, batch: Batch, loss_fn: LossFn) -> dict[str, Tensor]:
-        """Add the gradient of one micro-batch's share of the loss; returns its share of each metric."""
+        """Add the gradient of one micro-batch's share of the loss.
+
+        Returns its share of each metric.
+        """
         packed = pack(batch, device=self.device)
         wants_entropy = "entropy" in inspect.signature(loss_fn).parameters
         logprobs, entropies = self._logprobs(packed, entropy=wants_entropy)
@@ -87,7 +94,8 @@ class TorchBackend:
         return logprobs, entropy_from_logits(logits, temperature=packed.temperature)
 
     def step(self) -> dict[str, float]:
-        """One AdamW step on the gradients summed over micro-batches and ranks, clipped by their global norm.
+        """One AdamW step on the gradients summed over micro-batches and ranks, clipped by their
+        global norm.
 
         A norm that is not finite leaves the weights alone and is counted.
         """
@@ -138,14 +146,16 @@ def check_loss(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
     if not isinstance(loss, Tensor) or loss.ndim != 0:
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise TypeError(
-            f"loss_fn: got a loss of shape {shape}, need a 0-d tensor. Average with batch.token_mean(...)."
+            f"loss_fn: got a loss of shape {shape}, need a 0-d tensor. Average with "
+            "batch.token_mean(...)."
         )
     out = {}
     for name, value in metrics.items():
         value = torch.as_tensor(value, device=loss.device)
         if value.ndim != 0:
             raise TypeError(
-                f"loss_fn: metric {name!r} has shape {tuple(value.shape)}, need a 0-d tensor: reduce it with "
+                f"loss_fn: metric {name!r} has shape {tuple(value.shape)}, need a 0-d tensor: "
+                "reduce it with "
                 "batch.token_mean(...)."
             )
         out[name] = value.detach().to(torch.float64)

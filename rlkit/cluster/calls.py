@@ -31,7 +31,10 @@ def incoming(value: Any) -> Any:
 
 
 def merge(results: Sequence[Any], batch: Batch | None) -> Any:
-    """One result a rank -> the result of the call: rows joined in rank order, metrics reduced, else a list."""
+    """One result a rank -> the result of the call.
+
+    Rows joined in rank order, metrics reduced, else a list.
+    """
     first = results[0]
     if isinstance(first, Batch):
         return Batch.concat(results)
@@ -56,7 +59,10 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, worker: str) -> "Failure":
-        """Wrap the exception being handled; one that can't travel goes as a RuntimeError of its text."""
+        """Wrap the exception being handled.
+
+        One that can't travel goes as a RuntimeError of its text.
+        """
         text = traceback.format_exc()
         try:
             cloudpickle.loads(cloudpickle.dumps(error))

@@ -46,7 +46,10 @@ class Future:
         self._result: list[Any] = []
 
     def result(self, timeout_s: float | None = None) -> Any:
-        """The call's result; its error is raised here. TimeoutError names the call (default: the cluster's limit)."""
+        """The call's result; its error is raised here.
+
+        TimeoutError names the call (default: the cluster's limit).
+        """
         if not self._result:
             self._result.append(self._finish(timeout_s))
         return self._result[0]
@@ -62,9 +65,9 @@ class Future:
 class WorkerGroup:
     """``n`` workers of one class behind the class's own methods.
 
-    A call runs on every rank; workers take their share of a batch by rank. Results come back joined: rows in order,
-    metrics reduced. Methods that make a column return it at once, still being computed. ``group.submit.method(...)``
-    returns a future.
+    A call runs on every rank; workers take their share of a batch by rank. Results come back
+    joined: rows in order, metrics reduced. Methods that make a column return it at once, still
+    being computed. ``group.submit.method(...)`` returns a future.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""The Ray actor that hosts one worker: builds it from a class sent by value, runs its methods, reports spans."""
+"""The Ray actor that hosts one worker.
+
+Builds it from a class sent by value, runs its methods, reports spans.
+"""
 
 import os
 import time

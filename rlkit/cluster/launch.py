@@ -23,10 +23,11 @@ def launch(
 ) -> Any:
     """Start a cluster; a Ray cluster that this process launched before is shut down first.
 
-    backend: ``ray`` starts Ray on this machine (or joins the one at ``address``); ``local`` runs all workers in
-    this process. devices: ``cpu``, an accelerator's name, or ``auto`` for what the machine has. num_devices: how many
-    workers fit (a CPU counts as 8 devices, which share its cores). seed: of all sampling. threads_per_worker: CPU
-    threads of each worker process. timeout_s: limit of every wait.
+    backend: ``ray`` starts Ray on this machine (or joins the one at ``address``); ``local`` runs
+    all workers in this process. devices: ``cpu``, an accelerator's name, or ``auto`` for what the
+    machine has. num_devices: how many workers fit (a CPU counts as 8 devices, which share its
+    cores). seed: of all sampling. threads_per_worker: CPU threads of each worker process.
+    timeout_s: limit of every wait.
     """
     return _launch(backend, devices, num_devices, seed, address, threads_per_worker, timeout_s)
 
@@ -51,7 +52,8 @@ def _launch(
     wanted = num_devices or (max(8, found) if facts is device.CPU else found)
     if facts is not device.CPU and address is None and wanted > found:
         raise ValueError(
-            f"launch: got num_devices={wanted} of kind {facts.kind!r}, need at most {found}, what this machine has. "
+            f"launch: got num_devices={wanted} of kind {facts.kind!r}, need at most {found}, "
+            "what this machine has. "
             "Use fewer, devices='cpu', or address= of a cluster that has them."
         )
     if backend == "local":

@@ -1,7 +1,10 @@
-"""The cluster on Ray: worker processes, a store on each node, functions of the user in a process of their own."""
+"""The cluster on Ray: worker processes, a store on each node, functions of the user in a process of
+their own.
+"""
 
 import logging
 import os
+import weakref
 from typing import Any
 
 from rlkit import device as devices
@@ -19,7 +22,10 @@ logger = logging.getLogger("rlkit.cluster")
 
 
 class RayCluster:
-    """Worker processes on Ray; made by ``rk.launch()``. A context manager: leaving it shuts down what it started."""
+    """Worker processes on Ray.
+
+    Made by ``rk.launch()``. A context manager: leaving it shuts down what it started.
+    """
 
     def __init__(
         self,
@@ -33,14 +39,14 @@ class RayCluster:
     ) -> None:
         self.device, self.num_devices, self.seed = device, num_devices, seed
         self.threads, self.timeout_s = threads, timeout_s
-        self.groups: dict[str, WorkerGroup] = {}
+        # A group that nobody names any more ends its processes and frees its devices.
+        self.groups: weakref.WeakValueDictionary[str, WorkerGroup] = weakref.WeakValueDictionary()
+        self._transports: list[RayTransport] = []
         self.started = self._connect(address)
         self.open = True
         self.store = RayStore(self._start_stores(), timeout_s=timeout_s)
         self.store.run = self._run_beside
-        self._runner = RayTransport(
-            self, Runner, (), {}, name="runner", n=1, beside=None, free=True
-        )
+        self._runner = RayTransport(self, GroupSpec(cls=Runner, name="runner", takes_device=False))
         self._runner.begin()  # starts while the caller goes on
 
     def _connect(self, address: str | None) -> bool:
@@ -93,7 +99,8 @@ class RayCluster:
         name: str | None = None,
         **kwargs: Any,
     ) -> WorkerGroup:
-        """``n`` data-parallel workers of ``cls(*args, **kwargs)``, a device each, or on the devices of ``colocate_with``.
+        """``n`` data-parallel workers of ``cls(*args, **kwargs)``, a device each, or on the devices
+        of ``colocate_with``.
 
         ``layout`` names the same number by dimension. Classes and functions travel by value.
         """
@@ -103,11 +110,13 @@ class RayCluster:
             raise TypeError(f"spawn: got {cls!r}, need a worker class.")
         if n < 1:
             raise ValueError(f"spawn: got n={n}, need at least 1 worker.")
-        taken = sum(len(g) for g in self.groups.values() if not g._transport.shared)
-        if colocate_with is None and taken + n > self.num_devices:
+        free = self.num_devices - self._num_taken()
+        if colocate_with is None and n > free:
             raise ValueError(
-                f"spawn: {n} more workers need {n} devices; {self.num_devices - taken} of {self.num_devices} are free. "
-                "Use colocate_with=, fewer workers, or rk.launch(num_devices=...)."
+                f"spawn: {n} more workers need {n} devices; {free} of {self.num_devices} are free. "
+                f"Groups that hold devices: {sorted(self.groups)}; del a group you need no more, "
+                "or use "
+                "colocate_with=, fewer workers, rk.launch(num_devices=...)."
             )
         if colocate_with is not None and len(colocate_with) != n:
             raise ValueError(
@@ -123,6 +132,8 @@ class RayCluster:
             cls, name, n, transport=transport, store=self.store, describe=transport.describe
         )
         self.groups[name] = group
+        self._transports.append(transport)
+        weakref.finalize(group, _end, transport, self._transports).atexit = False
         return group
 
     def respawn(self, group: WorkerGroup) -> None:
@@ -148,7 +159,10 @@ class RayCluster:
             return group.run(call, batch, name)
 
     def shutdown(self) -> None:
-        """End the workers and stores, and Ray itself if this cluster started it. Twice is no error."""
+        """End the workers and stores, and Ray itself if this cluster started it.
+
+        Twice is no error.
+        """
         if not self.open:
             return
         self.open = False
@@ -156,8 +170,9 @@ class RayCluster:
 
         if not ray.is_initialized():  # Ray is gone already; its calls would start a new one
             return
-        for transport in [self._runner, *(group._transport for group in self.groups.values())]:
+        for transport in [self._runner, *self._transports]:
             transport.kill()
+        self._transports.clear()
         for actor in self.store.actors.values():
             ray.kill(actor)
         self.store.actors.clear()
@@ -168,7 +183,10 @@ class RayCluster:
     @property
     def num_devices_in_use(self) -> int:
         """Devices that workers occupy; colocated workers share."""
-        return sum(len(g) for g in self.groups.values() if not g._transport.shared) or 1
+        return self._num_taken() or 1
+
+    def _num_taken(self) -> int:
+        return sum(t.n for t in self._transports if not t.shared)
 
     def frame(self) -> Any:
         """DataFrame, a row a worker: group, class, device, node, process id."""
@@ -194,6 +212,13 @@ class RayCluster:
 
     def _repr_html_(self) -> str:
         return table(repr(self), [row for g in self.groups.values() for row in g._describe()])
+
+
+def _end(transport: RayTransport, transports: list[RayTransport]) -> None:
+    """Finalizer of a group."""
+    if transport in transports:
+        transports.remove(transport)
+        transport.kill()
 
 
 def import_ray() -> Any:

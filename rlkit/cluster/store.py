@@ -1,4 +1,7 @@
-"""RayStore: one store actor a node; a process writes to its own node's and reads from whichever has the rows."""
+"""RayStore: one store actor a node.
+
+A process writes to its own node's and reads from whichever has the rows.
+"""
 
 import os
 import time
@@ -39,7 +42,10 @@ class StoreActor:
 
 
 class RayStore:
-    """Client of the store actors, one in each process; the driver's owns the rows and frees them."""
+    """Client of the store actors, one in each process.
+
+    The driver's owns the rows and frees them.
+    """
 
     def __init__(self, actors: dict[str, Any], *, timeout_s: float) -> None:
         self.actors, self.timeout_s = actors, timeout_s
@@ -113,7 +119,8 @@ class RayStore:
             return ray.get(refs, timeout=self.timeout_s)
         except ray.exceptions.GetTimeoutError as error:
             raise TimeoutError(
-                f"store: {what} took over {time.time() - start:.0f} s (limit {self.timeout_s:.0f} s); the store's node is "
+                f"store: {what} took over {time.time() - start:.0f} s (limit "
+                f"{self.timeout_s:.0f} s); the store's node is "
                 "overloaded or gone. Raise rk.launch(timeout_s=...) or look at cluster.frame()."
             ) from error
         except ray.exceptions.RayTaskError as error:

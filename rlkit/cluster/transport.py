@@ -50,7 +50,10 @@ class RayTransport:
         self.facts: list[dict[str, Any]] = []
 
     def build(self) -> None:
-        """Start the processes and the workers in them; an error of a worker's constructor is raised here."""
+        """Start the processes and the workers in them.
+
+        An error of a worker's constructor is raised here.
+        """
         self.begin()
         self.wait()
 
@@ -162,13 +165,16 @@ class RayTransport:
             _, running = ray.wait(refs, num_returns=len(refs), timeout=0)
             names = [f"{self.name}/{i}" for i, ref in enumerate(refs) if ref in running]
             raise TimeoutError(
-                f"{self.name}.{what}: {', '.join(names)} did not answer within {limit:.0f} s. It may still run: wait with "
-                "future.result(timeout_s=...), raise rk.launch(timeout_s=...), or cluster.respawn(group)."
+                f"{self.name}.{what}: {', '.join(names)} did not answer within {limit:.0f} s. It "
+                "may still run: wait with "
+                "future.result(timeout_s=...), raise rk.launch(timeout_s=...), or "
+                "cluster.respawn(group)."
             ) from error
         except ray.exceptions.RayActorError as error:
             dead = self._dead(refs)
             raise RuntimeError(
-                f"{self.name}.{what}: worker {', '.join(dead) or self.name} died ({str(error).splitlines()[0]}). "
+                f"{self.name}.{what}: worker {', '.join(dead) or self.name} died "
+                f"({str(error).splitlines()[0]}). "
                 "Its state is lost; cluster.respawn(group) starts it again."
             ) from error
 
@@ -189,6 +195,8 @@ class RayTransport:
         """End the processes."""
         import ray
 
+        if not ray.is_initialized():
+            return
         for host in self.hosts:
             ray.kill(host)
         self.hosts = []

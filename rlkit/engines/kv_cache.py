@@ -1,4 +1,7 @@
-"""Keys and values of running rows: a fixed number of slots, the running rows always the first ones."""
+"""Keys and values of running rows.
+
+A fixed number of slots, the running rows always the first ones.
+"""
 
 import torch
 from torch import Tensor
@@ -46,7 +49,10 @@ class KVCache:
 
 
 class Prefill:
-    """Attention of whole prompts that also fills the cache: prompt j, computed once, goes to its first slot."""
+    """Attention of whole prompts that also fills the cache.
+
+    Prompt j, computed once, goes to its first slot.
+    """
 
     def __init__(self, cache: KVCache, lengths: Tensor, slots: Tensor) -> None:
         self.cache, self.packed = cache, PackedAttention(lengths)

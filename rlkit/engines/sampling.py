@@ -15,9 +15,11 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def noise(seed: int, uids: np.ndarray, num_positions: int) -> np.ndarray:
-    """Uniform numbers in [0, 1), [B, num_positions] float64: the same for a uid and position wherever it is sampled.
+    """Uniform numbers in [0, 1), [B, num_positions] float64: the same for a uid and position
+    wherever it is sampled.
 
-    uids [B] int64. Order of execution, number of workers and a resume therefore don't change what is sampled.
+    uids [B] int64. Order of execution, number of workers and a resume therefore don't change what
+    is sampled.
     """
     with np.errstate(over="ignore"):
         run = _mix(np.asarray([seed], dtype=np.int64).astype(np.uint64) + _GOLDEN)
@@ -30,8 +32,8 @@ def noise(seed: int, uids: np.ndarray, num_positions: int) -> np.ndarray:
 def sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens [B] int64 and their logprobs [B] fp32 from logits [B, V]; temperature, uniform [B].
 
-    The token is where the cumulative probability passes the uniform number. Temperature 0 takes the most likely
-    token, with its logprob at temperature 1 (what a trainer computes for such rows).
+    The token is where the cumulative probability passes the uniform number. Temperature 0 takes the
+    most likely token, with its logprob at temperature 1 (what a trainer computes for such rows).
     """
     greedy = temperature == 0
     scale = torch.where(greedy, torch.ones_like(temperature), temperature)

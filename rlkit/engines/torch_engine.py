@@ -1,4 +1,6 @@
-"""TorchEngine: generation in plain torch, slots refilled as rows finish, a group's prompt computed once."""
+"""TorchEngine: generation in plain torch, slots refilled as rows finish, a group's prompt computed
+once.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -72,12 +74,18 @@ class TorchEngine:
 
     def add(self, request: Request) -> None:
         """Queue one prompt; errors at once if it can never fit."""
+        self._check(request)
+        self.waiting.append(request)
+
+    def _check(self, request: Request) -> None:
+        """ValueError for a request that can never run."""
         length = len(request.prompt_ids) + request.sampling.max_new_tokens
         if not len(request.prompt_ids) or not len(request.uids):
             raise ValueError("request: got an empty prompt or no uids, need at least one of each.")
         if length > self.max_len:
             raise ValueError(
-                f"request: got {len(request.prompt_ids)} prompt + {request.sampling.max_new_tokens} new tokens, need at "
+                f"request: got {len(request.prompt_ids)} prompt + "
+                f"{request.sampling.max_new_tokens} new tokens, need at "
                 f"most {self.max_len}. Shorten the prompt or lower max_new_tokens."
             )
         bad = [t for t in request.prompt_ids if not 0 <= t < self.spec.vocab_size]
@@ -87,22 +95,33 @@ class TorchEngine:
             )
         if len(request.uids) > self.max_rows:
             raise ValueError(
-                f"request: got {len(request.uids)} samples of one prompt, need at most max_rows={self.max_rows}."
+                f"request: got {len(request.uids)} samples of one prompt, need at most "
+                f"max_rows={self.max_rows}."
             )
-        self.waiting.append(request)
 
     def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """All responses of ``requests``, in their order; requests queued before are served too and dropped."""
+        """All responses of ``requests``, in their order; requests queued before are served too and
+        dropped.
+
+        An error or an interrupt aborts everything: rows left over would hold up ``load_weights``.
+        """
         for request in requests:
-            self.add(request)
+            self._check(request)
+        self._check_awake()
+        self.waiting.extend(requests)
         done: dict[int, Response] = {}
-        while self.waiting or self.rows:
-            if self.paused or self.asleep:
-                raise RuntimeError(
-                    "engine: paused or asleep with work left; call resume() or wake() first."
-                )
-            done |= {response.uid: response for response in self.step()}
+        try:
+            while self.waiting or self.rows:
+                self._check_awake()
+                done |= {response.uid: response for response in self.step()}
+        except BaseException:
+            self.abort()
+            raise
         return [done[uid] for request in requests for uid in request.uids]
+
+    def _check_awake(self) -> None:
+        if self.paused or self.asleep:
+            raise RuntimeError("engine: paused or asleep; call resume() or wake() first.")
 
     def abort(self) -> list[Response]:
         """Stop everything: what was sampled so far comes back with finish_reason ``abort``."""
@@ -115,7 +134,10 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Response]:
-        """One token for every running row, after admitting waiting prompts to free slots; returns finished responses."""
+        """One token for every running row, after admitting waiting prompts to free slots.
+
+        Returns finished responses.
+        """
         if self.asleep:
             raise RuntimeError("engine: asleep; call wake() and load weights before generating.")
         if self.paused:
@@ -179,7 +201,9 @@ class TorchEngine:
         return self.cache
 
     def _sample(self, logits: Tensor) -> list[Response]:
-        """Sample each row's next token from logits [rows, V], record it, and take finished rows out."""
+        """Sample each row's next token from logits [rows, V], record it, and take finished rows
+        out.
+        """
         temperature = torch.tensor(
             [row.sampling.temperature for row in self.rows], device=self.device
         )
@@ -198,7 +222,9 @@ class TorchEngine:
         return finished
 
     def _compact(self, done: list[int]) -> None:
-        """Fill the slots of finished rows with the last running ones, so that running rows stay the first."""
+        """Fill the slots of finished rows with the last running ones, so that running rows stay the
+        first.
+        """
         assert self.cache is not None
         left = len(self.rows) - len(done)
         gone = set(done)
@@ -217,7 +243,8 @@ class TorchEngine:
         """Replace all weights; refused while rows run, whose cache would mix two policies."""
         if self.rows:
             raise RuntimeError(
-                f"engine: {len(self.rows)} rows are running; finish or abort them before loading weights."
+                f"engine: {len(self.rows)} rows are running; finish or abort them before loading "
+                "weights."
             )
         load_weights(self.decoder, tensors)
         self.version = version
@@ -268,6 +295,7 @@ class _Row:
             return "stop"
         return "length" if len(self.tokens) == self.sampling.max_new_tokens else ""
 
+    @torch.inference_mode(False)  # its tensors may enter a gradient
     def response(self, reason: str) -> Response:
         return Response(
             uid=self.uid,

@@ -1,4 +1,7 @@
-"""Attention over packed sequences: no padding anywhere but inside the kernel, and none if lengths are equal."""
+"""Attention over packed sequences.
+
+No padding anywhere but inside the kernel, and none if lengths are equal.
+"""
 
 import torch
 from torch import Tensor
@@ -6,7 +9,8 @@ from torch.nn import functional as F
 
 
 class PackedAttention:
-    """Causal attention inside each of S sequences packed end to end; no token sees another sequence.
+    """Causal attention inside each of S sequences packed end to end; no token sees another
+    sequence.
 
     lengths [S] int64: tokens of each sequence; they add up to N.
     """
@@ -43,6 +47,9 @@ class PackedAttention:
 
 
 def positions(lengths: Tensor) -> Tensor:
-    """[S] lengths -> [N] position of each packed token in its own sequence: 0, 1, ..., again from 0."""
+    """[S] lengths -> [N] position of each packed token in its own sequence.
+
+    0, 1, ..., again from 0.
+    """
     starts = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
     return torch.arange(int(lengths.sum())) - starts

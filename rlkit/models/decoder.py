@@ -1,7 +1,7 @@
 """A Llama-family decoder with the parameter names of Hugging Face checkpoints.
 
-Tokens are packed: ids [N] and positions [N] of any number of sequences. How tokens attend is passed in, so the same
-weights train on packed sequences and decode with a cache.
+Tokens are packed: ids [N] and positions [N] of any number of sequences. How tokens attend is passed
+in, so the same weights train on packed sequences and decode with a cache.
 """
 
 import math
@@ -31,7 +31,10 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [N, H, D], halves paired as in Hugging Face checkpoints; cos, sin [N, 1, D]."""
+    """Rotary embedding of x [N, H, D], halves paired as in Hugging Face checkpoints.
+
+    Cos, sin [N, 1, D].
+    """
     half = x.shape[-1] // 2
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
@@ -101,7 +104,10 @@ class Trunk(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Decoder language model; state_dict names are those of a Hugging Face Llama / Qwen2 / Qwen3 checkpoint."""
+    """Decoder language model.
+
+    State_dict names are those of a Hugging Face Llama / Qwen2 / Qwen3 checkpoint.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
@@ -117,7 +123,10 @@ class Decoder(nn.Module):
         return self
 
     def reset(self, generator: torch.Generator) -> "Decoder":
-        """Fresh weights from ``generator``: normal, matrices scaled by fan-in, embeddings by 0.02."""
+        """Fresh weights from ``generator``.
+
+        Normal, matrices scaled by fan-in, embeddings by 0.02.
+        """
         for name, parameter in self.named_parameters():
             if parameter.ndim != 2:
                 nn.init.ones_(parameter) if name.endswith("norm.weight") else nn.init.zeros_(

@@ -1,4 +1,7 @@
-"""A model as it travels: shape, tokenizer and weights; loaded from and saved to Hugging Face folders."""
+"""A model as it travels.
+
+Shape, tokenizer and weights; loaded from and saved to Hugging Face folders.
+"""
 
 import json
 import os
@@ -22,7 +25,10 @@ ARCHITECTURES = {
 
 
 class Pretrained:
-    """Weights by Hugging Face name, the shape they belong to, and the tokenizer. Cheap to pass to workers."""
+    """Weights by Hugging Face name, the shape they belong to, and the tokenizer.
+
+    Cheap to pass to workers.
+    """
 
     def __init__(
         self, spec: ModelSpec, tokenizer: Tokenizer, weights: Mapping[str, Tensor]
@@ -38,7 +44,10 @@ class Pretrained:
         return decoder
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write a folder that transformers and vLLM load: config.json, model.safetensors, tokenizer files."""
+        """Write a folder that transformers and vLLM load.
+
+        Config.json, model.safetensors, tokenizer files.
+        """
         return save(folder, self.spec, self.tokenizer, self.weights)
 
     def __repr__(self) -> str:
@@ -53,15 +62,17 @@ def load_weights(decoder: Decoder, weights: Mapping[str, Tensor]) -> None:
     unknown = sorted(set(weights) - set(own) - tied)
     if missing or unknown:
         raise ValueError(
-            f"weights: missing {missing[:3]} ({len(missing)}), not of this model {unknown[:3]} ({len(unknown)}); "
+            f"weights: missing {missing[:3]} ({len(missing)}), not of this model {unknown[:3]} "
+            f"({len(unknown)}); "
             "need exactly the model's parameters. Was the checkpoint made for another shape?"
         )
+    for name, parameter in own.items():  # all of them before the first copy: all or nothing
+        if weights[name].shape != parameter.shape:
+            raise ValueError(
+                f"{name}: got shape {tuple(weights[name].shape)}, need {tuple(parameter.shape)}."
+            )
     with torch.no_grad():
         for name, parameter in own.items():
-            if weights[name].shape != parameter.shape:
-                raise ValueError(
-                    f"{name}: got shape {tuple(weights[name].shape)}, need {tuple(parameter.shape)}."
-                )
             parameter.copy_(weights[name])
 
 
@@ -102,16 +113,11 @@ def save(
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
     """ModelSpec of a ``config.json``; errors name what the decoder does not compute."""
-    names = config.get("architectures") or ["none"]
-    if names[0] not in ARCHITECTURES:
-        raise ValueError(f"architecture: got {names[0]!r}, need one of {sorted(ARCHITECTURES)}.")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type", "default")) != "default":
-        raise ValueError(f"rope: got {rope}, need plain rotary embeddings (rope_type 'default').")
-    if config.get("hidden_act", "silu") != "silu" or config.get("mlp_bias", False):
-        raise ValueError(
-            "mlp: got another activation than silu or biases, need silu without biases."
-        )
+    name = (config.get("architectures") or ["none"])[0]
+    if name not in ARCHITECTURES:
+        raise ValueError(f"architecture: got {name!r}, need one of {sorted(ARCHITECTURES)}.")
+    _check_computed(config, biased="qkv_bias" in ARCHITECTURES[name])
+    rope = _rope(config)
     heads = config["num_attention_heads"]
     return ModelSpec(
         vocab_size=config["vocab_size"],
@@ -125,13 +131,49 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
         norm_eps=config.get("rms_norm_eps", 1e-6),
         tie_embeddings=config.get("tie_word_embeddings", False),
-        architecture=names[0],
-        **ARCHITECTURES[names[0]],
+        architecture=name,
+        **ARCHITECTURES[name],
     )
+
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+)  # fmt: skip
+
+
+def _check_computed(config: Mapping[str, Any], *, biased: bool) -> None:
+    """ValueError if a ``config.json`` asks for what the decoder would leave out in silence."""
+    missing = [name for name in SIZES if config.get(name) is None]
+    if missing:
+        raise ValueError(f"config.json: got no {', '.join(missing)}, need the model's sizes.")
+    rope = _rope(config)
+    kind, part = rope.get("rope_type", rope.get("type")), rope.get("partial_rotary_factor")
+    if kind not in (None, "default") or part not in (None, 1.0):
+        raise ValueError(f"rope: got {rope}, need plain rotary embeddings (rope_type 'default').")
+    if config.get("hidden_act", "silu") != "silu" or config.get("mlp_bias", False):
+        raise ValueError(
+            "mlp: got another activation than silu or biases, need silu without biases."
+        )
+    if config.get("attention_bias") and not biased:
+        raise ValueError("attention_bias: got true, need false but for Qwen2ForCausalLM.")
+    if config.get("use_sliding_window"):
+        raise ValueError("use_sliding_window: got true, need full attention in every layer.")
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
 
 def spec_to_hf(spec: ModelSpec, tokenizer: Tokenizer, *, dtype: str) -> dict[str, Any]:
     """Content of ``config.json`` for a spec."""
+    more = ARCHITECTURES.get(spec.architecture, {})
+    for name in ("qkv_bias", "qk_norm"):
+        got, need = getattr(spec, name), more.get(name, False)
+        if got != need:
+            raise ValueError(
+                f"ModelSpec.{name}: got {got}, need {need} for {spec.architecture}: a checkpoint "
+                f"says it by its architecture, one of {sorted(ARCHITECTURES)}."
+            )
     return {
         "architectures": [spec.architecture],
         "model_type": spec.architecture.removesuffix("ForCausalLM").lower(),
@@ -170,7 +212,8 @@ def _read_weights(folder: Path, spec: ModelSpec) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files = sorted(folder.glob("*.safetensors"))
+    whole = folder / "model.safetensors"  # else the parts of a checkpoint in several files
+    files = [whole] if whole.exists() else sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(
             f"{folder}: no .safetensors file, need the checkpoint's weights in it."
@@ -181,7 +224,8 @@ def _read_weights(folder: Path, spec: ModelSpec) -> dict[str, Tensor]:
             weights |= load_file(path)
         except SafetensorError as error:
             raise ValueError(
-                f"{path}: can't be read ({error}); the file is cut short or not safetensors. Copy it again."
+                f"{path}: can't be read ({error}); the file is cut short or not safetensors. "
+                "Copy it again."
             ) from error
     if not spec.tie_embeddings and "lm_head.weight" not in weights:
         raise ValueError(f"{folder}: no lm_head.weight and tie_word_embeddings is false.")

@@ -1,4 +1,6 @@
-"""The tiny decoder that learns in seconds on a laptop, with shipped weights after a short supervised warm-up."""
+"""The tiny decoder that learns in seconds on a laptop, with shipped weights after a short
+supervised warm-up.
+"""
 
 from pathlib import Path
 
@@ -29,7 +31,8 @@ def tiny_spec(vocab_size: int = 23) -> ModelSpec:
 def tiny(
     *, pretrained: str | None = None, spec: ModelSpec | None = None, seed: int = 0
 ) -> Pretrained:
-    """A tiny character-level model: random weights from ``seed``, or the shipped warm start named ``pretrained``.
+    """A tiny character-level model: random weights from ``seed``, or the shipped warm start named
+    ``pretrained``.
 
     Shipped folders lie in ``rlkit/models/weights``; ``scripts/make_tiny_weights.py`` makes them.
     """
@@ -37,7 +40,8 @@ def tiny(
         shipped = sorted(p.name for p in WEIGHTS.iterdir() if p.is_dir())
         if pretrained not in shipped:
             raise ValueError(
-                f"pretrained: got {pretrained!r}, need one of {shipped}, or a folder through rk.models.load(folder)."
+                f"pretrained: got {pretrained!r}, need one of {shipped}, or a folder through "
+                "rk.models.load(folder)."
             )
         if spec is not None:
             raise ValueError(

@@ -24,7 +24,9 @@ class Tokenizer:
         return self._tokenizer
 
     def encode(self, text: str, *, bos: bool = True) -> list[int]:
-        """Ids of ``text``, after the begin-of-sequence id if the tokenizer has one and ``bos`` asks for it."""
+        """Ids of ``text``, after the begin-of-sequence id if the tokenizer has one and ``bos`` asks
+        for it.
+        """
         ids = self.inner.encode(text, add_special_tokens=False).ids
         unknown = len(text) > 0 and not ids
         if unknown:
@@ -57,6 +59,7 @@ class Tokenizer:
         }
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
+            "add_bos_token": self.bos_id is not None,
             "clean_up_tokenization_spaces": False,
             **{name: token for name, token in tokens.items() if token is not None},
         }
@@ -69,14 +72,23 @@ class Tokenizer:
 
 
 def char_tokenizer(characters: str = "0123456789+-*=()> ,?") -> Tokenizer:
-    """One token a character, after ``<pad>``, ``<bos>`` and ``<eos>``; any other character is an error."""
-    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    """One token a character, after ``<pad>``, ``<bos>`` and ``<eos>``.
+
+    Any other character is an error.
+    """
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
     from tokenizers import Tokenizer as Inner
 
+    twice = sorted({c for c in characters if characters.count(c) > 1})
+    if twice:
+        raise ValueError(f"characters: got {twice} more than once, need each character once.")
     vocab = {token: i for i, token in enumerate([*SPECIAL, *characters])}
     inner = Inner(models.WordLevel(vocab, unk_token="<pad>"))
-    inner.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()
+    inner.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", vocab["<bos>"])]
+    )
     inner.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
     return CharTokenizer(inner.to_str(), characters=characters, eos_id=2, pad_id=0, bos_id=1)
 
@@ -102,7 +114,10 @@ class CharTokenizer(Tokenizer):
 
 
 def from_folder(folder: Any, *, config: dict[str, Any]) -> Tokenizer:
-    """The tokenizer of a Hugging Face folder; ids not named by its tokenizer come from the model's ``config``."""
+    """The tokenizer of a Hugging Face folder.
+
+    Ids not named by its tokenizer come from the model's ``config``.
+    """
     text = (folder / "tokenizer.json").read_text()
     path = folder / "tokenizer_config.json"
     named = json.loads(path.read_text()) if path.exists() else {}
@@ -118,7 +133,9 @@ def from_folder(folder: Any, *, config: dict[str, Any]) -> Tokenizer:
     eos, pad, bos = index("eos"), index("pad"), index("bos")
     if eos is None:
         raise ValueError(
-            f"{folder}: neither tokenizer_config.json nor config.json names an eos token, need one: responses end there."
+            f"{folder}: neither tokenizer_config.json nor config.json names an eos token, need "
+            "one: responses end there."
         )
-    bos = bos if named.get("add_bos_token") else None
+    first = plain.inner.encode("", add_special_tokens=True).ids[:1]
+    bos = bos if first == [bos] or named.get("add_bos_token") else None
     return Tokenizer(text, eos_id=eos, pad_id=eos if pad is None else pad, bos_id=bos)

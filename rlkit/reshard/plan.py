@@ -1,4 +1,7 @@
-"""What moves from a training layout to a generation layout: pure arithmetic on names, shapes and types."""
+"""What moves from a training layout to a generation layout.
+
+Pure arithmetic on names, shapes and types.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -71,7 +74,8 @@ def plan_equal(
     num_targets: int,
     bucket_bytes: int,
 ) -> ReshardPlan:
-    """Plan between equal layouts: every tensor whole, in buckets of at most ``bucket_bytes`` (a larger one alone).
+    """Plan between equal layouts: every tensor whole, in buckets of at most ``bucket_bytes`` (a
+    larger one alone).
 
     Both sides must hold the same names and shapes; the error names the first that differs.
     """
@@ -82,7 +86,8 @@ def plan_equal(
         mine, other = here.get(name), there.get(name)
         if mine is None or other is None or mine.shape != other.shape:
             raise ValueError(
-                f"reshard: {name} is {mine and mine.shape} at the source and {other and other.shape} at the target; "
+                f"reshard: {name} is {mine and mine.shape} at the source and "
+                f"{other and other.shape} at the target; "
                 "need the same model on both sides."
             )
     buckets: list[list[TensorFacts]] = []

@@ -1,4 +1,6 @@
-"""Resharder: moves the actor's weights to the engines, verifies them, publishes the version when all of it is there."""
+"""Resharder: moves the actor's weights to the engines, verifies them, publishes the version when
+all of it is there.
+"""
 
 import time
 import uuid
@@ -26,10 +28,11 @@ class ReshardReport:
 
 
 class Resharder:
-    """Carries weights from ``source`` (actors) to ``target`` (rollout workers); both hold the whole model.
+    """Carries weights from ``source`` (actors) to ``target`` (rollout workers); both hold the whole
+    model.
 
-    New weights are staged beside the old ones and compared by fingerprint on every target before any target
-    publishes them: after an error all targets still serve the old version.
+    New weights are staged beside the old ones and compared by fingerprint on every target before
+    any target publishes them: after an error all targets still serve the old version.
     """
 
     def __init__(self, *, source: Any, target: Any, bucket_mib: float = 64.0) -> None:
@@ -39,7 +42,8 @@ class Resharder:
         ):
             if method not in getattr(group, "methods", {}):
                 raise TypeError(
-                    f"{name}: got {group!r}, need a worker group whose workers have {method}: actors as the source, "
+                    f"{name}: got {group!r}, need a worker group whose workers have {method}: "
+                    "actors as the source, "
                     "rollout workers as the target."
                 )
         self.source, self.target = source, target
@@ -89,7 +93,10 @@ class Resharder:
         sending.result()
 
     def _connect(self) -> None:
-        """A process group over the source's first rank and all targets; kept while the processes live."""
+        """A process group over the source's first rank and all targets.
+
+        Kept while the processes live.
+        """
         processes = (self.source.processes, self.target.processes)
         if self._link == processes:
             return

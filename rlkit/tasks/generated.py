@@ -13,7 +13,10 @@ BEHAVIOURS = (
     lambda digits: digits,
     lambda digits: digits[::-1],
 )
-"""What the warm-up text shows after a row of digits, equally often: ascending, descending, copy, reversal."""
+"""What the warm-up text shows after a row of digits, equally often.
+
+Ascending, descending, copy, reversal.
+"""
 
 
 def matches(prompt: str, response: str, answer: str) -> float:
@@ -59,7 +62,10 @@ def add(*, digits: int = 2, seed: int = 0) -> Task:
 
 
 def countdown(*, numbers: int = 3, seed: int = 0) -> Task:
-    """``7 2 5=09>``: use each number once, with + - * and brackets, to reach the target; many answers are right."""
+    """``7 2 5=09>``: use each number once, with + - * and brackets, to reach the target.
+
+    Many answers are right.
+    """
     _check("numbers", numbers, 2, 4)
 
     def sample(rng: random.Random) -> tuple[str, str]:
@@ -79,7 +85,7 @@ def countdown(*, numbers: int = 3, seed: int = 0) -> Task:
 
 
 def reaches_target(prompt: str, response: str, answer: str) -> float:
-    """1 if the response is an expression over exactly the prompt's numbers that has the prompt's target as its value."""
+    """1 if the response uses exactly the prompt's numbers and its value is the target."""
     numbers, target = prompt.rstrip(">").split("=")
     used = re.findall(r"\d+", response)
     right = sorted(used) == sorted(numbers.split()) and evaluate_arithmetic(response) == int(target)
@@ -90,7 +96,10 @@ _OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.m
 
 
 def evaluate_arithmetic(text: str) -> int | None:
-    """Value of an expression of integers, + - * and brackets; None for anything else. Nothing is executed."""
+    """Value of an expression of integers, + - * and brackets.
+
+    None for anything else. Nothing is executed.
+    """
     if len(text) > 64 or not re.fullmatch(r"[\d+\-*() ]+", text) or "**" in text:
         return None
     try:

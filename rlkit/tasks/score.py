@@ -11,9 +11,11 @@ from rlkit.store import Column
 
 
 def score(reward_fn: Callable[[str, str, str], float], batch: Batch) -> Column:
-    """``reward_fn(prompt, response, answer) -> float`` of each row, run where the rows lie: a column [B] float32.
+    """``reward_fn(prompt, response, answer) -> float`` of each row, run where the rows lie: a
+    column [B] float32.
 
-    An exception of the function names the row it failed on. NaN is allowed: it takes its row out of the group.
+    An exception of the function names the row it failed on. NaN is allowed: it takes its row out of
+    the group.
     """
 
     def rewards(prompts: list[str], responses: list[str], answers: list[str]) -> torch.Tensor:
@@ -44,7 +46,8 @@ def judge(
             values.append(float(value))
         else:
             raise TypeError(
-                f"reward function: got {type(value).__name__} on row {i}, need a float, one number a response."
+                f"reward function: got {type(value).__name__} on row {i}, need a float, one "
+                "number a response."
             )
     return torch.tensor(values, dtype=torch.float32)
 
@@ -58,7 +61,10 @@ def evaluate(
     temperature: float = 0.0,
     max_new_tokens: int | None = None,
 ) -> dict[str, float]:
-    """Mean of ``verify`` over ``n`` responses to each held-out prompt, as ``eval/accuracy``; greedy by default."""
+    """Mean of ``verify`` over ``n`` responses to each held-out prompt, as ``eval/accuracy``.
+
+    Greedy by default.
+    """
     with trace.labelled("evaluate"):
         more = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
         batch = rollout.generate(prompts, n=n, temperature=temperature, **more)

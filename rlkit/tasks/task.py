@@ -1,4 +1,6 @@
-"""A generated task: an endless, seeded, resumable stream of prompts with a held-out split and a verifier."""
+"""A generated task: an endless, seeded, resumable stream of prompts with a held-out split and a
+verifier.
+"""
 
 import random
 import zlib
@@ -41,15 +43,19 @@ class Task:
             if (zlib.crc32(prompt.encode()) % HELD_OUT == 0) == held_out:
                 return prompt, answer
         raise ValueError(
-            f"{self.name}: found no {'held-out' if held_out else 'training'} prompt in 10,000 draws; the task has too "
+            f"{self.name}: found no {'held-out' if held_out else 'training'} prompt in 10,000 "
+            "draws; the task has too "
             "few different prompts to split. Make it longer."
         )
 
     def batches(self, *, size: int, steps: int, start: int = 0) -> Iterator[Batch]:
-        """``steps`` batches of ``size`` training prompts, from batch number ``start`` of the stream on."""
+        """``steps`` batches of ``size`` training prompts, from batch number ``start`` of the stream
+        on.
+        """
         if size < 1 or steps < 0 or start < 0:
             raise ValueError(
-                f"batches: got size={size}, steps={steps}, start={start}; need size >= 1, steps and start >= 0."
+                f"batches: got size={size}, steps={steps}, start={start}; need size >= 1, steps "
+                "and start >= 0."
             )
         for step in range(start, start + steps):
             yield self._batch(range(step * size, (step + 1) * size), held_out=False)

@@ -1,4 +1,7 @@
-"""What a worker knows of its place: its rank among its peers, its device, the run's seed, and how to sum over ranks."""
+"""What a worker knows of its place.
+
+Its rank among its peers, its device, the run's seed, and how to sum over ranks.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +56,8 @@ class Collective:
             call()
         except RuntimeError as error:
             raise RuntimeError(
-                f"{self.name}: {what} over {self.size} ranks failed on rank {self.rank}: a peer died, was killed or "
+                f"{self.name}: {what} over {self.size} ranks failed on rank {self.rank}: a peer "
+                "died, was killed or "
                 f"timed out ({str(error).splitlines()[0]})."
             ) from error
 
@@ -70,7 +74,7 @@ class Rendezvous:
     """Number of ranks."""
 
     def join(self, rank: int, *, device: str, timeout_s: float, store: Any = None) -> Collective:
-        """Enter as ``rank``; ``store`` is the open TCPStore of the process that hosts the meeting."""
+        """Enter as ``rank``; ``store`` is the TCPStore of the process that hosts the meeting."""
         from datetime import timedelta
 
         import torch.distributed as dist

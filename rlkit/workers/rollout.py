@@ -24,7 +24,10 @@ UID_BITS = 16  # uid = group id, then the sample's number in its group
 def reserve_samples(
     prompts: Batch, *, n: int = 1, first_sample: Any = None, **others: Any
 ) -> dict[str, Any]:
-    """On the driver, before prompts are handed out: number the samples, so that drawing again gives new uids."""
+    """On the driver, before prompts are handed out.
+
+    Number the samples, so that drawing again gives new uids.
+    """
     if n < 1:
         raise ValueError(f"n: got {n}, need at least 1 response a prompt.")
     if not len(prompts):
@@ -70,10 +73,11 @@ class RolloutWorker:
         max_new_tokens: int | None = None,
         first_sample: np.ndarray | None = None,
     ) -> Batch:
-        """``n`` responses to each of P prompts: a batch of P·n rows, a prompt's responses next to each other.
+        """``n`` responses to each of P prompts: a batch of P·n rows, a prompt's responses next to
+        each other.
 
-        Adds response, response_ids, response_mask, rollout_logprobs, token_version, finish_reason, temperature;
-        the prompts' own columns are repeated. uid = group id x 65536 + sample number.
+        Adds response, response_ids, response_mask, rollout_logprobs, token_version, finish_reason,
+        temperature; the prompts' own columns are repeated. uid = group id x 65536 + sample number.
         """
         if first_sample is None:
             first_sample = reserve_samples(prompts, n=n)["first_sample"]
@@ -155,7 +159,7 @@ class RolloutWorker:
         self.link.join(meeting, rank, timeout_s=self.context.timeout_s)
 
     def receive_weights(self, buckets: Sequence[Sequence[TensorFacts]]) -> None:
-        """Receive buckets over the link beside the weights in use, and compare their fingerprints."""
+        """Receive buckets beside the weights in use, and compare their fingerprints."""
         self.staged = weights.receive(self.link.get(), buckets, device=self.context.device)
 
     def stage_weights(

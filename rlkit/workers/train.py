@@ -93,10 +93,12 @@ class ActorWorker:
     def update(
         self, batch: Batch, *, loss_fn: LossFn, minibatches: int = 1, epochs: int = 1
     ) -> StepMetrics:
-        """``epochs`` passes over the batch, each of ``minibatches`` optimizer steps on whole groups.
+        """``epochs`` passes over the batch, each of ``minibatches`` optimizer steps on whole
+        groups.
 
-        Means in the metrics are over the trainable tokens of an optimizer step, then over the steps. The version
-        advances by one. An error leaves the version, and the weights as of the last whole optimizer step.
+        Means in the metrics are over the trainable tokens of an optimizer step, then over the
+        steps. The version advances by one. An error leaves the version, and the weights as of the
+        last whole optimizer step.
         """
         check_call(batch, loss_fn, epochs)
         seed, rank, size = self.context.seed, self.context.dp_rank, self.context.dp_size
@@ -126,7 +128,9 @@ class ActorWorker:
     def _metrics(
         self, records: list[tuple[dict[str, float], dict[str, float]]], source: Source
     ) -> StepMetrics:
-        """This rank's share of the metrics, averaged over optimizer steps, and what all ranks agree on."""
+        """This rank's share of the metrics, averaged over optimizer steps, and what all ranks agree
+        on.
+        """
         share = average([shares for shares, _ in records])
         same = {
             f"actor/{name}": value for name, value in average([info for _, info in records]).items()
@@ -194,7 +198,8 @@ def check_call(batch: Batch, loss_fn: Callable[..., Any], epochs: int) -> None:
         raise ValueError(f"epochs: got {epochs}, need at least 1.")
     if not callable(loss_fn):
         raise TypeError(
-            f"loss_fn: got {type(loss_fn).__name__}, need a function (logprobs [B, T], batch) -> (loss, metrics)."
+            f"loss_fn: got {type(loss_fn).__name__}, need a function (logprobs [B, T], batch) -> "
+            "(loss, metrics)."
         )
     names = list(inspect.signature(loss_fn).parameters)
     if len(names) < 2:
@@ -202,7 +207,10 @@ def check_call(batch: Batch, loss_fn: Callable[..., Any], epochs: int) -> None:
 
 
 def check_finite(batch: Batch) -> None:
-    """ValueError if a column that a loss reads holds NaN or infinity under the mask; names column, uid and token."""
+    """ValueError if a column that a loss reads holds NaN or infinity under the mask.
+
+    Names column, uid and token.
+    """
     for name in CHECKED:
         if name not in batch.columns:
             continue
@@ -213,8 +221,10 @@ def check_finite(batch: Batch) -> None:
         if bool(bad.any()):
             where = bad.nonzero()[0].tolist()
             raise ValueError(
-                f"{name}: got {values[tuple(where)].item()} in the row of uid {int(batch.uids[where[0]])}"
-                f"{f', token {where[1]}' if len(where) > 1 else ''}; need finite numbers under the response mask. "
+                f"{name}: got {values[tuple(where)].item()} in the row of uid "
+                f"{int(batch.uids[where[0]])}"
+                f"{f', token {where[1]}' if len(where) > 1 else ''}; need finite numbers under "
+                "the response mask. "
                 "Look at the stage that wrote it, or drop the row with batch.select."
             )
 

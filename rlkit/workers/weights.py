@@ -13,7 +13,10 @@ _ODD = 0x2545F4914F6CDD1D  # an odd factor: changing one element always changes 
 
 
 def fingerprint(tensor: Tensor) -> tuple[int, int]:
-    """Two 64-bit sums over the bits of a tensor, plain and weighted by position: equal tensors have equal ones."""
+    """Two 64-bit sums over the bits of a tensor, plain and weighted by position.
+
+    Equal tensors have equal ones.
+    """
     bits = (
         tensor.detach().reshape(-1).contiguous().view(_BITS[tensor.element_size()]).to(torch.int64)
     )
@@ -27,12 +30,15 @@ def fingerprints(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
 
 
 def compare(expected: Mapping[str, tuple[int, int]], weights: Mapping[str, Tensor]) -> None:
-    """RuntimeError that names the tensors which are missing or whose bits differ from what was sent."""
+    """RuntimeError that names the tensors which are missing or whose bits differ from what was
+    sent.
+    """
     found = fingerprints(weights)
     bad = [name for name in expected if found.get(name) != tuple(expected[name])]
     if bad or len(found) != len(expected):
         raise RuntimeError(
-            f"reshard: {len(bad)} of {len(expected)} tensors did not arrive as they were sent, first {bad[:3]}; "
+            f"reshard: {len(bad)} of {len(expected)} tensors did not arrive as they were sent, "
+            f"first {bad[:3]}; "
             "the version is not published, the old weights stay."
         )
 

@@ -16,7 +16,10 @@ def loss(logprobs, batch):
 
 
 def cell(text):
-    """Run a cell as a notebook does: its functions have no module file, their source is known to linecache."""
+    """Run a cell as a notebook does.
+
+    Its functions have no module file, their source is known to linecache.
+    """
     import linecache
 
     name = f"<cell {hash(text)}>"

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 import torch
 
@@ -115,6 +116,18 @@ def test_a_killed_worker_is_named_and_respawn_brings_it_back(ray_cluster):
 def test_too_many_workers_say_what_is_needed_and_free(ray_cluster):
     with pytest.raises(ValueError, match="1000 more workers need 1000 devices"):
         ray_cluster.spawn(Toy, n=1000)
+
+
+def test_a_group_nobody_names_frees_its_devices_and_process(ray_cluster):
+    group, before = ray_cluster.spawn(Toy, name="forgotten"), ray_cluster.num_devices_in_use
+    pid = group.pid()
+    del group
+    gc.collect()
+    assert ray_cluster.num_devices_in_use == before - 1
+    deadline = time.monotonic() + 30
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not psutil.pid_exists(pid)
 
 
 def test_a_function_that_captures_a_lock_says_so(toy):

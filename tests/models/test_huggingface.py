@@ -123,7 +123,7 @@ def test_auto_tokenizer_knows_the_special_tokens_of_a_saved_folder(tmp_path):
 
 
 def byte_level_folder(folder, *, bos: bool):
-    """A checkpoint with a byte-level BPE, as Llama 3 (bos put in front by the post-processor) or Qwen have."""
+    """A checkpoint with a byte-level BPE; the post-processor puts bos in front (Llama 3) or not."""
     inner = Inner(BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
