@@ -47,6 +47,7 @@ task, model
 exact_match = lambda prompt, response, answer: float(response == answer)
 exact_match("483920>", "029384", "029384"), exact_match("483920>", "483920", "029384")
 
+
 # %% [markdown]
 # ## The loss
 #

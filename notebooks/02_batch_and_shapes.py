@@ -132,6 +132,7 @@ try:
 except KeyError as error:
     print(error)
 
+
 # %% [markdown]
 # ## Exercise: a mean over responses
 #

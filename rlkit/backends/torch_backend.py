@@ -58,7 +58,7 @@ class TorchBackend:
         """Logprobs, and entropies if asked for, of the response tokens of B rows, unpadded, in host
         memory.
         """
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference_mode: what it makes may enter a gradient
             packed = pack(batch, device=self.device)
             logprobs, entropies = self._logprobs(packed, entropy=entropy)
             lengths = packed.targets.lengths
@@ -151,7 +151,12 @@ def check_loss(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
         )
     out = {}
     for name, value in metrics.items():
-        value = torch.as_tensor(value, device=loss.device)
+        try:
+            value = torch.as_tensor(value, device=loss.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"loss_fn: metric {name!r}: got {type(value).__name__}, need a 0-d tensor."
+            ) from error
         if value.ndim != 0:
             raise TypeError(
                 f"loss_fn: metric {name!r} has shape {tuple(value.shape)}, need a 0-d tensor: "

@@ -56,12 +56,12 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], layer: int, attend: Attend) -> Tensor:
         """x [N, hidden] -> [N, hidden]."""
-        shape = (len(x), -1, self.head_dim)
-        q, k, v = self.q_proj(x).view(shape), self.k_proj(x).view(shape), self.v_proj(x).view(shape)
+        heads = (-1, self.head_dim)
+        q, k, v = (p(x).unflatten(-1, heads) for p in (self.q_proj, self.k_proj, self.v_proj))
         if self.normed:
             q, k = self.q_norm(q), self.k_norm(k)
         out = attend(layer, rotate(q, *rope), rotate(k, *rope), v)  # [N, H, D]
-        return self.o_proj(out.reshape(len(x), -1))
+        return self.o_proj(out.flatten(1))
 
 
 class MLP(nn.Module):

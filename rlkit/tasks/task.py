@@ -57,8 +57,10 @@ class Task:
                 f"batches: got size={size}, steps={steps}, start={start}; need size >= 1, steps "
                 "and start >= 0."
             )
-        for step in range(start, start + steps):
-            yield self._batch(range(step * size, (step + 1) * size), held_out=False)
+        return (
+            self._batch(range(step * size, (step + 1) * size), held_out=False)
+            for step in range(start, start + steps)
+        )
 
     def held_out(self, num: int) -> Batch:
         """The first ``num`` held-out prompts as one batch."""

@@ -34,7 +34,8 @@ def page_html(frame: pd.DataFrame, summary: Summary) -> str:
     if any(str(name).startswith("time/") and str(name).endswith("_s") for name in recent.columns):
         parts.append(_phase_bar(recent))
     return (
-        '<div style="font-family:var(--jp-ui-font-family,sans-serif);font-size:13px;'
+        '<div class="rlkit-dashboard" style="font-size:13px;'
+        "font-family:var(--jp-ui-font-family,sans-serif);"
         f'color:var(--jp-ui-font-color1,inherit);max-width:{WIDTH}px;line-height:1.4">'
         + "".join(parts)
         + "</div>"

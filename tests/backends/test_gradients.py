@@ -163,7 +163,8 @@ def test_a_loss_sees_the_logprobs_of_forward():
 
 def test_metrics_carry_no_graph():
     batch = make_batch()
-    _, (metrics,) = run(batch, [batch], lambda logprobs, b: (b.token_mean(logprobs), {"x": logprobs.sum()}))
+    loss_fn = lambda logprobs, batch: (batch.token_mean(logprobs), {"x": logprobs.sum()})
+    _, (metrics,) = run(batch, [batch], loss_fn)
     assert not any(value.requires_grad for value in metrics.values())
 
 

@@ -89,7 +89,7 @@ def test_gradients_are_clipped_to_the_norm_allowed(limit):
     backend = make_backend(max_grad_norm=limit)
     backend.forward_backward(make_batch(), loss_fn)
     norm = backend.step()["grad_norm"]
-    state = backend.optimizer.state  # after one step the first moment is 0.1 of the clipped gradient
+    state = backend.optimizer.state  # the first moment is 0.1 of the clipped gradient
     moments = torch.cat([state[p]["exp_avg"].reshape(-1) for p in backend.decoder.parameters()])
     assert float(moments.norm() / 0.1) == pytest.approx(min(norm, limit), rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""TorchEngine: the tokens of transformers, the logprobs of the trainer, whatever runs beside a row."""
+"""TorchEngine: tokens of transformers, logprobs of the trainer, whatever runs beside a row."""
 
 import pytest
 import torch

@@ -1,0 +1,83 @@
+"""GRPO on reverse_digits, five seeds, each on a Ray cluster of its own.
+
+python experiments/010_grpo_quickstart/run.py                 # five seeds: results.csv, reward.png, README table
+python experiments/010_grpo_quickstart/run.py --seeds 1 --steps 3 --out /tmp/try    # a look, elsewhere
+"""
+
+import argparse
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+
+import rlkit as rk
+from rlkit import experiment
+
+FOLDER = Path(__file__).resolve().parent
+KEPT = ["reward", "eval/accuracy", "time/step_s", "throughput/tokens_per_s", "wall_s"]
+
+
+def run(seed: int, config: rk.recipes.GRPOConfig) -> pd.DataFrame:
+    """One seed of task and sampling: tidy rows of the kept metrics."""
+    task = rk.tasks.reverse_digits(length=6, seed=seed)
+    model = rk.models.tiny(pretrained="reverse_digits")
+    start = time.time()
+    with rk.launch(devices="cpu", seed=seed) as cluster:
+        log = rk.recipes.grpo(cluster, model, task, config)
+        devices = cluster.num_devices_in_use
+    log.add(config.steps, wall_s=time.time() - start)
+    facts = {"run": f"grpo_seed{seed}", "system": "rlkit", "model": "tiny-0.23M"}
+    facts |= {"devices": devices, "seed": seed, "source": "measured"}
+    frame = log.tidy(**facts, commit=experiment.commit())
+    return frame[
+        frame["metric"].isin(KEPT)
+        & ((frame["step"] < config.steps) | (frame["metric"] == "wall_s"))
+    ]
+
+
+def table(results: pd.DataFrame) -> str:
+    """The README's table: a row a seed."""
+    rows = []
+    for seed, each in results.groupby("seed"):
+        series = {name: part.set_index("step")["value"] for name, part in each.groupby("metric")}
+        reward = series["reward"]
+        above = reward.rolling(5).mean()
+        rows.append(
+            {
+                "seed": seed,
+                "reward, first step": f"{reward.iloc[0]:.3f}",
+                "reward, mean of last 5 steps": f"{reward.iloc[-5:].mean():.3f}",
+                "first step with 5-step mean of 0.9": int((above >= 0.9).idxmax())
+                if (above >= 0.9).any()
+                else "never",
+                "greedy, held out, at the end": f"{series['eval/accuracy'].iloc[-1]:.3f}",
+                "s a step (median)": f"{series['time/step_s'].median():.2f}",
+                "s in all, cluster included": f"{series['wall_s'].iloc[-1]:.0f}",
+            }
+        )
+    return experiment.markdown(pd.DataFrame(rows))
+
+
+def main() -> None:
+    """Run the seeds, write results, plot and README table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    args = parser.parse_args()
+    config = experiment.read_config(FOLDER, {"grpo": rk.recipes.GRPOConfig})["grpo"]
+    config = replace(config, steps=args.steps or config.steps)
+    results = pd.concat([run(seed, config) for seed in range(args.seeds)])
+    args.out.mkdir(parents=True, exist_ok=True)
+    print(experiment.write_results(results, args.out))
+    wide = results[results["metric"] == "reward"].rename(columns={"value": "reward"})
+    axes = rk.viz.plot_reward(wide[["seed", "step", "reward"]], target=0.9)
+    axes.figure.savefig(args.out / "reward.png", dpi=150)
+    print(table(results))
+    if args.out == FOLDER:
+        experiment.put_table(FOLDER, table(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import rlkit as rk
+from rlkit.trace import current
+
+
+def make_batch() -> rk.Batch:
+    return rk.Batch.from_columns(
+        {"prompt": ["p0", "p1"], "response": ["a", "b"], "answer": ["a", "a"]}
+    )
+
+
+def rewards(fn) -> torch.Tensor:
+    batch = make_batch()
+    batch["rewards"] = rk.score(fn, batch)
+    return batch["rewards"]
+
+
+def test_a_reward_is_of_prompt_response_and_answer_of_one_row():
+    assert rewards(lambda *row: float(row == ("p0", "a", "a"))).tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, np.float64(1)])
+def test_numbers_and_truth_values_are_rewards(value):
+    assert rewards(lambda prompt, response, answer: value).tolist() == [1.0, 1.0]
+
+
+def test_rewards_are_float32():
+    assert rewards(lambda prompt, response, answer: 1).dtype == torch.float32
+
+
+def test_nan_is_a_reward():
+    assert rewards(lambda prompt, response, answer: math.nan).isnan().all()
+
+
+@pytest.mark.parametrize("value", [None, "1", [1.0], (1.0, {}), torch.ones(1)])
+def test_anything_else_is_a_type_error_that_names_type_and_row(value):
+    with pytest.raises(TypeError, match=f"got {type(value).__name__} on row 0, need a float"):
+        rewards(lambda prompt, response, answer: value)
+
+
+def test_an_error_of_the_function_names_the_row_and_its_text():
+    def fails_on_b(prompt, response, answer):
+        return 1 / (response != "b")
+
+    message = r"row 1: ZeroDivisionError: .*prompt='p1', response='b', answer='a'"
+    with pytest.raises(RuntimeError, match=message) as caught:
+        rewards(fails_on_b)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_scoring_is_a_span_of_the_trace():
+    mark = current().mark()
+    rewards(lambda prompt, response, answer: 1.0)
+    assert [span.stage for span in current().since(mark)] == ["score"]
+
+
+def test_accuracy_is_the_share_of_held_out_prompts_judged_right():
+    task = rk.tasks.reverse_digits(length=2)
+    worker = rk.RolloutWorker(rk.models.tiny(), max_new_tokens=3)
+
+    def even(prompt, response, answer):
+        return int(prompt[0]) % 2 == 0
+
+    prompts = task.held_out(20)
+    expected = np.mean([int(prompt[0]) % 2 == 0 for prompt in prompts["prompt"]])
+    found = rk.evaluate(worker, prompts, even)
+    assert found == {"eval/accuracy": pytest.approx(expected)}
+
+
+def test_evaluation_is_greedy_and_repeatable():
+    task = rk.tasks.reverse_digits()
+    worker = rk.RolloutWorker(rk.models.tiny(pretrained="reverse_digits"), max_new_tokens=12)
+    prompts = task.held_out(64)
+    found = [rk.evaluate(worker, prompts, task.verify)["eval/accuracy"] for _ in range(2)]
+    batch = worker.generate(prompts, temperature=0.0)
+    assert found == [float(rk.score(task.verify, batch).load().values.mean())] * 2
+    assert 0 < found[0] < 1
+
+
+def test_evaluation_samples_n_responses_to_each_prompt():
+    mark, worker = current().mark(), rk.RolloutWorker(rk.models.tiny(), max_new_tokens=2)
+    prompts = rk.tasks.reverse_digits().held_out(3)
+    rk.evaluate(worker, prompts, lambda prompt, response, answer: 0.0, n=2, temperature=1.0)
+    assert [span.rows for span in current().since(mark)] == [6]
+
+
+def test_evaluation_stops_responses_at_the_length_given():
+    worker = rk.RolloutWorker(rk.models.tiny(), max_new_tokens=20)
+    prompts = rk.tasks.reverse_digits().held_out(20)
+
+    def short(prompt, response, answer):
+        return len(response) <= 4
+
+    sampled = {"temperature": 1.0, "n": 2}
+    assert rk.evaluate(worker, prompts, short, **sampled)["eval/accuracy"] < 1
+    assert rk.evaluate(worker, prompts, short, max_new_tokens=4, **sampled)["eval/accuracy"] == 1
+
+
+def test_the_time_of_an_evaluation_is_not_counted_as_generation_or_scoring():
+    mark, worker = current().mark(), rk.RolloutWorker(rk.models.tiny(), max_new_tokens=2)
+    rk.evaluate(worker, rk.tasks.sort().held_out(2), rk.tasks.sort().verify)
+    assert {span.stage for span in current().since(mark)} == {"evaluate"}

@@ -1,0 +1,77 @@
+"""Every experiment's README table is made from its results.csv, and every number has a unit and a source."""
+
+import importlib.util
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from rlkit import experiment
+
+FOLDERS = sorted((Path(__file__).resolve().parent.parent / "experiments").glob("[0-9]*_*"))
+
+
+def load(folder):
+    spec = importlib.util.spec_from_file_location(f"experiment_{folder.name}", folder / "run.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def rows(**changes):
+    row = dict.fromkeys(experiment.COLUMNS, "x") | {"unit": "s", "source": "measured"} | changes
+    return pd.DataFrame([row])
+
+
+def test_there_are_experiments():
+    assert FOLDERS
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
+def test_the_readme_table_is_made_from_the_results(folder):
+    assert experiment.get_table(folder) == load(folder).table(pd.read_csv(folder / "results.csv"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
+def test_every_result_has_a_unit_and_a_source(folder):
+    experiment.check_results(pd.read_csv(folder / "results.csv"))
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
+def test_the_script_is_short(folder):
+    assert len((folder / "run.py").read_text().splitlines()) <= 80
+
+
+def test_a_row_without_a_unit_is_refused():
+    with pytest.raises(ValueError, match="'x' has no unit"):
+        experiment.check_results(rows(unit=None))
+
+
+def test_a_row_without_a_known_source_is_refused():
+    with pytest.raises(ValueError, match=r"got sources \['guessed'\]"):
+        experiment.check_results(rows(source="guessed"))
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(ValueError, match=r"columns \['commit'\] are missing"):
+        experiment.check_results(rows().drop(columns="commit"))
+
+
+def test_an_unknown_key_of_a_config_is_named(tmp_path):
+    from rlkit.recipes import GRPOConfig
+
+    (tmp_path / "config.toml").write_text("[grpo]\nstep = 3\n")
+    with pytest.raises(ValueError, match=r"got unknown keys \['step'\]"):
+        experiment.read_config(tmp_path, {"grpo": GRPOConfig})
+
+
+def test_quickstart_rewards_climb_for_five_of_five_seeds():
+    """Of the committed results: the mean reward of the last five steps is at least 0.9 for each seed."""
+    folder = next(f for f in FOLDERS if f.name == "010_grpo_quickstart")
+    results = pd.read_csv(folder / "results.csv")
+    reward = results[results["metric"] == "reward"]
+    last = reward[reward["step"] >= 95].groupby("seed")["value"].mean()
+    first = reward[reward["step"] == 0].groupby("seed")["value"].mean()
+    assert len(last) == 5
+    assert (last >= 0.9).all()
+    assert first.between(0.1, 0.25).all()
