@@ -1,7 +1,7 @@
 """Frozen dataclasses that cross a process or a file."""
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 
@@ -47,7 +47,9 @@ class ModelSpec:
     """Class named in a saved ``config.json``."""
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "head_dim"):
+        for name in (
+            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim",
+        ):  # fmt: skip
             value = getattr(self, name)
             _need(value >= 1, f"ModelSpec.{name}: got {value}, need at least 1.")
         _need(
@@ -217,11 +219,17 @@ def from_dict(cls: type, values: dict[str, Any]) -> Any:
 
     Unknown keys are an error that lists the known ones.
     """
-    known = [item.name for item in fields(cls)]
+    known = {item.name: item.type for item in fields(cls)}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ValueError(f"{cls.__name__}: got unknown keys {unknown}, need keys among {known}.")
-    return cls(**values)
+        raise ValueError(f"{cls.__name__}: got unknown keys {unknown}, need keys among {[*known]}.")
+    inner = {
+        name: from_dict(known[name], value)
+        for name, value in values.items()
+        if is_dataclass(known[name]) and isinstance(value, dict)
+    }
+    tuples = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}  # TOML, JSON
+    return cls(**values | tuples | inner)
 
 
 def to_dict(config: Any) -> dict[str, Any]:

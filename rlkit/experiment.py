@@ -1,4 +1,4 @@
-"""What the scripts in ``experiments/`` share: configs, tidy results with a source and a commit, README tables."""
+"""What the scripts in ``experiments/`` share: configs, tidy results with a source, tables."""
 
 import subprocess
 import tomllib
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- table: made from results.csv -->", "<!-- end of table -->"
 
 
 def read_config(folder: Path, known: dict[str, type]) -> dict[str, Any]:
-    """The tables of a config.toml, each as its dataclass in ``known``; unknown tables and keys are errors."""
+    """The tables of a config.toml, each as its dataclass in ``known``; unknown keys are errors."""
     from rlkit.config import from_dict
 
     tables = tomllib.loads((folder / "config.toml").read_text())

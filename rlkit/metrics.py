@@ -123,14 +123,25 @@ class StepMetrics(dict):
     def __or__(self, other: Mapping[str, Any]) -> "StepMetrics":
         return StepMetrics({**self, **other}, sources=self.sources | getattr(other, "sources", {}))
 
+    def __ror__(self, other: Mapping[str, Any]) -> "StepMetrics":
+        return StepMetrics({**other, **self}, sources=self.sources)
+
+    def __ior__(self, other: Mapping[str, Any]) -> "StepMetrics":
+        self.update(other)
+        self.sources |= getattr(other, "sources", {})
+        return self
+
     def __reduce__(self) -> Any:
-        return _step_metrics, (self.shares, self.same, self.sources)
+        return _step_metrics, (dict(self), self.shares, self.same, self.sources)
 
 
 def _step_metrics(
-    shares: dict[str, Any], same: dict[str, Any], sources: dict[str, Source]
+    values: dict[str, Any], shares: dict[str, Any], same: dict[str, Any], sources: dict[str, Source]
 ) -> StepMetrics:
-    return StepMetrics(shares, same=same, sources=sources)
+    out = StepMetrics(shares, same=same, sources=sources)
+    out.clear()  # what was bound or deleted by hand counts
+    out.update(values)
+    return out
 
 
 def reduce_metric(name: str, values: Sequence[float]) -> float:

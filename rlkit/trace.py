@@ -49,7 +49,7 @@ class Trace:
         with self._lock:
             self._spans.append(span)
             if len(self._spans) > self._limit:
-                cut = self._limit // 4
+                cut = max(1, self._limit // 4)
                 del self._spans[:cut]
                 self._dropped += cut
 

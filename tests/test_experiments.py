@@ -1,4 +1,4 @@
-"""Every experiment's README table is made from its results.csv, and every number has a unit and a source."""
+"""README tables are made from results.csv; every number has a unit and a source."""
 
 import importlib.util
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_an_unknown_key_of_a_config_is_named(tmp_path):
 
 
 def test_quickstart_rewards_climb_for_five_of_five_seeds():
-    """Of the committed results: the mean reward of the last five steps is at least 0.9 for each seed."""
+    """Of the committed results: the mean reward of each seed's last five steps is 0.9 or more."""
     folder = next(f for f in FOLDERS if f.name == "010_grpo_quickstart")
     results = pd.read_csv(folder / "results.csv")
     reward = results[results["metric"] == "reward"]

@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": WHOLE,
     "recipes": WHOLE | {"checkpoint"},
     "nb": BASE,
+    "experiment": BASE,
     "sim": {"config", "types", "metrics", "schedule", "reshard.plan", "reshard.memory"}
     | {"dock.traffic"},
     "viz": {"metrics"},  # only the glossary's units; test_import.py: neither torch nor ray

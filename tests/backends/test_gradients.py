@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small_models import make_model, make_prompts
 
 import rlkit as rk
@@ -47,8 +45,8 @@ def run(batch, pieces, loss_fn=policy_loss):
     return backend, [backend.forward_backward(piece, loss_fn) for piece in pieces]
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.integers(1, 60), st.integers(0, 3))
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("budget", [1, 8, 20])
 def test_micro_batches_add_up_to_the_gradient_of_one_batch(budget, seed):
     batch = make_batch(seed=seed)
     whole, (expected,) = run(batch, [batch])
@@ -58,7 +56,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(budget, seed):
     for name in expected:
         values = [float(share[name]) for share in found]
         total = max(values) if name.endswith("_max") else sum(values)
-        assert total == pytest.approx(float(expected[name]), abs=1e-5)
+        assert total == pytest.approx(float(expected[name]), rel=1e-4, abs=1e-5)
 
 
 def test_micro_batches_of_one_row_are_many():
