@@ -36,8 +36,8 @@ from importlib import metadata
 
 import pandas as pd
 
-names = ["torch", "ray", "numpy", "pandas", "matplotlib", "ipywidgets", "jupyterlab", "transformers"]
-names += ["megatron-core", "vllm", "torch-npu"]
+names = ["torch", "ray", "numpy", "pandas", "matplotlib", "ipywidgets", "jupyterlab"]
+names += ["transformers", "megatron-core", "vllm", "torch-npu"]
 
 
 def version(name):

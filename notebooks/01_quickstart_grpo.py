@@ -122,10 +122,11 @@ dashboard.close()
 # Reward, throughput and seconds by phase, measured; every tenth step. `rk.metrics.GLOSSARY` says what each name means.
 
 # %% tags=["table"]
-columns = ["step", "reward", "throughput/tokens_per_s"]
-columns += [f"time/{stage}_s" for stage in ("generate", "score", "logprobs", "ref_logprobs", "update")]
-columns += ["time/reshard_s", "time/other_s", "time/step_s"]
-log.frame()[columns].iloc[:: rk.nb.pick(10, ci=1)].round(3)
+frame = log.frame().set_index("step")
+seconds = frame.filter(like="time/").rename(columns=lambda name: name[5:-2] + " s")
+table = frame[["reward", "throughput/tokens_per_s"]].join(seconds)
+table = table.rename(columns={"throughput/tokens_per_s": "tokens/s", "ref_logprobs s": "ref s"})
+table.drop(columns=["evaluate s"], errors="ignore").iloc[:: rk.nb.pick(10, ci=1)].round(3)
 
 # %% [markdown]
 # ## The reward climbs

@@ -99,10 +99,10 @@ class Batch:
         objects.
         """
         if name in META:
-            return torch.from_numpy(self.meta[name].copy()).to(self.device)
+            return torch.from_numpy(self.meta[name].copy()).to(self.device)  # pyright: ignore[reportUnknownMemberType]
         if name == "prompt_mask" and name not in self.columns:  # follows from the lengths
-            lengths = torch.from_numpy(self.lengths("prompt_ids"))
-            width = max(lengths.tolist(), default=0)
+            lengths = torch.from_numpy(self.lengths("prompt_ids"))  # pyright: ignore[reportUnknownMemberType]
+            width = int(lengths.max()) if len(lengths) else 0
             return (torch.arange(width) < lengths[:, None]).long().to(self.device)
         column = self._column(name)
         rows = column.load(self.uids)
@@ -261,7 +261,7 @@ class Batch:
                     "concat: got batches of different stores, need batches of one cluster."
                 )
         meta = {name: np.concatenate([b.meta[name] for b in batches]) for name in META}
-        columns = {}
+        columns: dict[str, Column] = {}
         for name, column in first.columns.items():
             others = [b.columns[name].on(column.store) for b in batches]
             parts = [part for each in others for part in each.parts]
@@ -303,6 +303,20 @@ class Batch:
         stands alone).
         """
         return [self._derive(index) for index in planning.fill(self.num_tokens, token_budget)]
+
+    def chunks(self, size: int, *, drop_last: bool = False) -> list["Batch"]:
+        """Consecutive pieces of ``size`` rows, each an optimizer step of its own.
+
+        The last is shorter if the rows don't divide; ``drop_last`` leaves it out and logs how many.
+        """
+        if size < 1:
+            raise ValueError(f"chunks: got size={size}, need at least 1 row.")
+        left = len(self) % size if drop_last else 0
+        if left:
+            logger.warning("chunks: the last %d of %d rows are left out", left, len(self))
+        starts = range(0, len(self) - left, size)
+        pieces = [np.arange(start, min(start + size, len(self))) for start in starts]
+        return [self._derive(piece).as_step() for piece in pieces]
 
     def shard(self, rank: int, size: int) -> "Batch":
         """This data-parallel rank's rows, balanced over ``size`` ranks by tokens.
@@ -393,13 +407,13 @@ class Batch:
 
     def frame(self) -> Any:
         """DataFrame, a row a response: identity, lengths, text and every [B] column (fetched)."""
-        import pandas as pd
+        import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
         data: dict[str, Any] = dict(self.meta)
         for name, column in self.columns.items():
             if column.parts[0].kind != "ragged":
                 values = column.load(self.uids).values
-                data[name] = values if isinstance(values, list) else values.tolist()
+                data[name] = values if isinstance(values, list) else values.tolist()  # pyright: ignore[reportUnknownMemberType]
             elif name.endswith("_ids"):
                 data[name.removesuffix("_ids") + "_tokens"] = self.lengths(name)
         return pd.DataFrame(data)

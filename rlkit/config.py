@@ -224,9 +224,9 @@ def from_dict(cls: type, values: dict[str, Any]) -> Any:
     if unknown:
         raise ValueError(f"{cls.__name__}: got unknown keys {unknown}, need keys among {[*known]}.")
     inner = {
-        name: from_dict(known[name], value)
-        for name, value in values.items()
-        if is_dataclass(known[name]) and isinstance(value, dict)
+        name: from_dict(kind, values[name])
+        for name, kind in known.items()
+        if isinstance(kind, type) and is_dataclass(kind) and isinstance(values.get(name), dict)
     }
     tuples = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}  # TOML, JSON
     return cls(**values | tuples | inner)

@@ -16,6 +16,7 @@ T = TypeVar("T")
 def setup(seed: int = 0) -> None:
     """First cell of a notebook: seed Python, NumPy and torch, print one line of versions."""
     import numpy as np
+    import pandas as pd
     import torch
 
     from rlkit import device
@@ -23,6 +24,7 @@ def setup(seed: int = 0) -> None:
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002 (users' cells may draw from the global generator)
     torch.manual_seed(seed)
+    pd.set_option("display.width", 160)  # a table of a dozen columns stays in one piece as text
     kind = device.platform("auto").kind
     print(
         f"rlkit {metadata.version('rlkit')}, Python {platform.python_version()}, torch "

@@ -82,6 +82,20 @@ class Rows:
         return "scalar" if isinstance(self.values, Tensor) else "objects"
 
     @property
+    def tensor(self) -> Tensor:
+        """The packed values of scalar or ragged rows; TypeError for objects."""
+        if isinstance(self.values, list):
+            raise TypeError("objects are no tensor: read them as a list.")
+        return self.values
+
+    @property
+    def row_lengths(self) -> Tensor:
+        """[B] int64: the lengths of ragged rows; TypeError for other kinds."""
+        if self.lengths is None:
+            raise TypeError(f"{self.kind} rows have no lengths.")
+        return self.lengths
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the values; for objects, of their text (other objects count 8)."""
         if isinstance(self.values, Tensor):
@@ -121,7 +135,7 @@ class Rows:
     def unpack(self) -> list[Any]:
         """B separate rows: numbers as 0-d, ragged rows as 1-D tensors, objects as they are."""
         if self.lengths is not None:
-            return list(torch.split(self.values, self.lengths.tolist()))
+            return list(torch.split(self.tensor, self.lengths.tolist()))
         return list(self.values)
 
     def to(self, device: torch.device | str) -> "Rows":
@@ -154,13 +168,13 @@ def concat(parts: Sequence[Rows], *, name: str = "column") -> Rows:
         raise TypeError(f"{name}: got parts of kinds {sorted(kinds)}, need one kind for all rows.")
     if isinstance(parts[0].values, list):
         return Rows([x for part in parts for x in part.values])
-    dtypes = {part.values.dtype for part in parts}
+    dtypes = {part.tensor.dtype for part in parts}
     if len(dtypes) > 1:
         raise TypeError(
             f"{name}: got parts of dtypes {sorted(map(str, dtypes))}, need one dtype for all rows. "
             "Cast where the column is written."
         )
-    values = torch.cat([part.values for part in parts])
+    values = torch.cat([part.tensor for part in parts])
     if parts[0].lengths is None:
         return Rows(values)
-    return Rows(values, torch.cat([part.lengths for part in parts]))
+    return Rows(values, torch.cat([part.lengths for part in parts if part.lengths is not None]))

@@ -43,7 +43,7 @@ class Part:
     def __init__(self, *, key: str, place: str, uids: np.ndarray, rows: Rows, name: str) -> None:
         self.key, self.place, self.uids = key, place, uids
         self.kind, self.nbytes = rows.kind, rows.nbytes
-        self.dtype = "object" if rows.kind == "objects" else str(rows.values.dtype)[6:]
+        self.dtype = "object" if rows.kind == "objects" else str(rows.tensor.dtype)[6:]
         self.lengths = None if rows.lengths is None else rows.lengths.numpy()
         self.sums = rows.sums().numpy() if name.endswith("_mask") else None
 

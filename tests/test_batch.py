@@ -707,3 +707,22 @@ def test_batches_of_a_store_keep_raw_rows_apart():
     second = Batch.from_columns({"uid": [1], "x": torch.tensor([2])}, store=store)
     assert Batch.concat([first, second])["x"].tolist() == [1, 2]
     assert isinstance(first.columns["x"].load(), Rows)
+
+
+def ten_rows():
+    """Row i has i + 1 trainable tokens of loss 1."""
+    masks = [torch.ones(i + 1, dtype=torch.int8) for i in range(10)]
+    return Batch.from_columns({"response_mask": masks, "loss": [m.float() for m in masks]})
+
+
+def test_the_last_chunk_keeps_what_is_left_with_its_own_denominator():
+    chunks = ten_rows().chunks(4)
+    assert [len(chunk) for chunk in chunks] == [4, 4, 2]
+    assert [chunk.step_tokens for chunk in chunks] == [10, 26, 19]
+    assert float(chunks[2].token_mean(chunks[2]["loss"])) == 1.0
+
+
+def test_dropping_the_last_chunk_reports_how_many_rows_are_left(caplog):
+    chunks = ten_rows().chunks(4, drop_last=True)
+    assert [len(chunk) for chunk in chunks] == [4, 4]
+    assert "the last 2 of 10 rows are left out" in caplog.text

@@ -341,8 +341,8 @@ AREAS = {name.split("/")[0] for name in GLOSSARY if "/" in name}
 
 def metric_names(path: Path) -> set[str]:
     """Literal strings of a file that look like a metric: ``area/name``, an area of the glossary."""
-    nodes = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
-    found = {n.value for n in nodes if isinstance(n.value, str) and METRIC.fullmatch(n.value)}
+    values = (getattr(node, "value", None) for node in ast.walk(ast.parse(path.read_text())))
+    found = {value for value in values if isinstance(value, str) and METRIC.fullmatch(value)}
     return {name for name in found if name.split("/")[0] in AREAS}
 
 

@@ -3,7 +3,6 @@ import threading
 import time
 from itertools import count
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -57,13 +56,6 @@ def test_the_short_form_runs_where_the_variable_says_so(value, expected, monkeyp
 # ---- the first cell ----
 
 
-@pytest.fixture
-def style_kept():
-    with matplotlib.rc_context():
-        yield
-
-
-@pytest.mark.usefixtures("style_kept")
 def test_setup_prints_one_line(capsys):
     nb.setup(seed=5)
     line = capsys.readouterr().out
@@ -72,7 +64,6 @@ def test_setup_prints_one_line(capsys):
         assert word in line
 
 
-@pytest.mark.usefixtures("style_kept")
 def test_setup_seeds_python_numpy_and_torch():
     drawn = []
     for seed in (1, 1, 2):

@@ -38,11 +38,11 @@ def pack(batch: Batch, *, device: torch.device) -> Packed:
         batch._column("prompt_ids").load(batch.uids),
         batch._column("response_ids").load(batch.uids),
     )
-    if len(batch) and int(prompts.lengths.min()) < 1:
+    if len(batch) and int(prompts.row_lengths.min()) < 1:
         raise ValueError(
             "prompt_ids: got an empty prompt, need at least one token to predict the response from."
         )
-    read = (responses.lengths - 1).clamp(min=0)
+    read = (responses.row_lengths - 1).clamp(min=0)
     pieces = [
         piece
         for prompt, response, n in zip(
@@ -50,7 +50,7 @@ def pack(batch: Batch, *, device: torch.device) -> Packed:
         )
         for piece in (prompt, response[:n])
     ]
-    lengths = prompts.lengths + read
+    lengths = prompts.row_lengths + read
     starts = lengths.cumsum(0) - lengths
     temperature = torch.ones(len(batch))
     if "temperature" in batch:
@@ -60,7 +60,7 @@ def pack(batch: Batch, *, device: torch.device) -> Packed:
         if pieces
         else torch.zeros(0, dtype=torch.int64, device=device),
         lengths=lengths,
-        predict=next_token_rows(starts, prompts.lengths, responses.lengths).to(device),
-        targets=Rows(responses.values.to(device), responses.lengths),
-        temperature=temperature.repeat_interleave(responses.lengths).to(device),
+        predict=next_token_rows(starts, prompts.row_lengths, responses.row_lengths).to(device),
+        targets=Rows(responses.tensor.to(device), responses.row_lengths),
+        temperature=temperature.repeat_interleave(responses.row_lengths).to(device),
     )

@@ -87,7 +87,7 @@ class TorchBackend:
         hidden = self.decoder(packed.ids, positions(packed.lengths), attend)
         logits = self.decoder.logits(hidden[packed.predict])  # [M, V]
         logprobs = logprobs_from_logits(
-            logits, packed.targets.values, temperature=packed.temperature
+            logits, packed.targets.tensor, temperature=packed.temperature
         )
         if not entropy:
             return logprobs, logprobs.new_zeros(0)
@@ -100,16 +100,18 @@ class TorchBackend:
         A norm that is not finite leaves the weights alone and is counted.
         """
         parameters = list(self.decoder.parameters())
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         if self._reduce is not None:
-            flat = torch.cat([p.grad.reshape(-1) for p in parameters])
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
             self._reduce(flat)
-            for parameter, grad in zip(
-                parameters, flat.split([p.numel() for p in parameters]), strict=True
-            ):
-                parameter.grad.copy_(grad.view_as(parameter))
+            grads = [
+                piece.view_as(p)
+                for p, piece in zip(
+                    parameters, flat.split([p.numel() for p in parameters]), strict=True
+                )
+            ]
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm))
         rate = self.lr * self.optim.lr_schedule(self.num_steps)
         finite = norm == norm and norm != float("inf")

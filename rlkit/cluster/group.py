@@ -16,7 +16,18 @@ _calls = itertools.count()
 
 
 class Transport(Protocol):
-    """How calls reach the ranks of a group."""
+    """How calls reach the ranks of a group, and how they are made and ended."""
+
+    facts: list[dict[str, Any]]
+    """What is known of each worker since it started."""
+
+    def build(self) -> None:
+        """Make the workers."""
+        ...
+
+    def kill(self) -> None:
+        """End the workers."""
+        ...
 
     def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         """Begin the call on all ranks; returns a ticket."""

@@ -90,6 +90,11 @@ class _InProcess:
                 name=self.name, device=self.cluster.device, seed=self.cluster.seed
             )
         self.worker = ship(self.cls).load()(*self.args, **kwargs)
+        facts = {"worker": f"{self.name}/0", "class": self.cls.__name__}
+        self.facts = [facts | {"device": self.cluster.device, "node": "local", "pid": os.getpid()}]
+
+    def kill(self) -> None:
+        self.worker = None
 
     def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         if not self.cluster.open:
@@ -127,10 +132,7 @@ class _InProcess:
         return (id(self.worker),)
 
     def describe(self) -> list[dict[str, Any]]:
-        return [
-            {"worker": f"{self.name}/0", "class": self.cls.__name__, "device": self.cluster.device,
-             "node": "local", "pid": os.getpid()}
-        ]  # fmt: skip
+        return self.facts
 
 
 def accepts_context(cls: type) -> bool:

@@ -71,7 +71,7 @@ class RayCluster:
             )  # a stale address must not keep a local start from working
         else:
             options = {"logging_level": logging.ERROR, "address": address}
-        ray.init(**options)
+        _init(ray, options)
         return True
 
     def _start_stores(self) -> dict[str, Any]:
@@ -221,11 +221,25 @@ def _end(transport: RayTransport, transports: list[RayTransport]) -> None:
         transport.kill()
 
 
+def _init(ray: Any, options: dict[str, Any]) -> None:
+    """ray.init, once more if its processes miss Ray's fixed 30 s to start, as on a busy machine."""
+    try:
+        ray.init(**options)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        logger.warning("Ray did not start in time (%s); trying once more", error)
+        ray.shutdown()
+        ray.init(**options)
+
+
 def import_ray() -> Any:
     """Ray, imported with its noise turned off."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's idle workers, one a CPU, would compete with the start of ours, which are actors.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     logging.getLogger("ray._private.accelerators.npu").setLevel(logging.CRITICAL)
     import ray
 

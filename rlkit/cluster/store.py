@@ -113,19 +113,20 @@ class RayStore:
 
     def _get(self, refs: list[Any], what: str) -> list[Any]:
         import ray
+        from ray import exceptions
 
         start = time.time()
         try:
             return ray.get(refs, timeout=self.timeout_s)
-        except ray.exceptions.GetTimeoutError as error:
+        except exceptions.GetTimeoutError as error:
             raise TimeoutError(
                 f"store: {what} took over {time.time() - start:.0f} s (limit "
                 f"{self.timeout_s:.0f} s); the store's node is "
                 "overloaded or gone. Raise rk.launch(timeout_s=...) or look at cluster.frame()."
             ) from error
-        except ray.exceptions.RayTaskError as error:
+        except exceptions.RayTaskError as error:
             raise error.cause from None
-        except ray.exceptions.RayActorError as error:
+        except exceptions.RayActorError as error:
             raise RuntimeError(
                 f"store: {what} failed: the node's store process is gone ({error})."
             ) from error

@@ -157,11 +157,12 @@ class RayTransport:
     def _get(self, refs: list[Any], what: str, timeout_s: float | None = None) -> list[Any]:
         """Answers of all ranks, or the first error, naming the worker."""
         import ray
+        from ray import exceptions
 
         limit = self.cluster.timeout_s if timeout_s is None else timeout_s
         try:
             return ray.get(refs, timeout=limit)
-        except ray.exceptions.GetTimeoutError as error:
+        except exceptions.GetTimeoutError as error:
             _, running = ray.wait(refs, num_returns=len(refs), timeout=0)
             names = [f"{self.name}/{i}" for i, ref in enumerate(refs) if ref in running]
             raise TimeoutError(
@@ -170,7 +171,7 @@ class RayTransport:
                 "future.result(timeout_s=...), raise rk.launch(timeout_s=...), or "
                 "cluster.respawn(group)."
             ) from error
-        except ray.exceptions.RayActorError as error:
+        except exceptions.RayActorError as error:
             dead = self._dead(refs)
             raise RuntimeError(
                 f"{self.name}.{what}: worker {', '.join(dead) or self.name} died "
@@ -180,12 +181,13 @@ class RayTransport:
 
     def _dead(self, refs: list[Any]) -> list[str]:
         import ray
+        from ray import exceptions
 
         dead = []
         for rank, ref in enumerate(refs):
             try:
                 ray.get(ref, timeout=0)
-            except ray.exceptions.RayActorError:
+            except exceptions.RayActorError:
                 dead.append(f"{self.name}/{rank}")
             except Exception:
                 continue

@@ -41,7 +41,7 @@ class ReshardPlan:
 
     def frame(self) -> Any:
         """DataFrame, a row a tensor: bucket, name, shape, dtype, bytes, targets."""
-        import pandas as pd
+        import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
         return pd.DataFrame(
             [

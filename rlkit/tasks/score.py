@@ -68,5 +68,5 @@ def evaluate(
     with trace.labelled("evaluate"):
         more = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
         batch = rollout.generate(prompts, n=n, temperature=temperature, **more)
-        values = score(verify, batch).load().values
+        values = score(verify, batch).load().tensor
     return {"eval/accuracy": float(values.mean())}

@@ -80,7 +80,7 @@ class RolloutWorker:
         temperature; the prompts' own columns are repeated. uid = group id x 65536 + sample number.
         """
         if first_sample is None:
-            first_sample = reserve_samples(prompts, n=n)["first_sample"]
+            first_sample = np.asarray(reserve_samples(prompts, n=n)["first_sample"])
         sampling = SamplingParams(
             temperature=temperature,
             max_new_tokens=max_new_tokens or self.max_new_tokens,

@@ -132,7 +132,7 @@ class ActorWorker:
         on.
         """
         share = average([shares for shares, _ in records])
-        same = {
+        same: dict[str, Any] = {
             f"actor/{name}": value for name, value in average([info for _, info in records]).items()
         }
         same["actor/skipped_steps"] = float(sum(info["skipped_steps"] for _, info in records))
