@@ -70,11 +70,12 @@ def nothing_left_running():
 def ray_cluster():
     """The one Ray cluster of the test session; afterwards none of its processes is left."""
     import rlkit as rk
+    from rlkit.cluster.reaper import of_session
 
-    known, sessions = set(psutil.pids()) - {1}, {os.getsid(0)}
     with rk.launch() as cluster:
+        session = cluster.session
         yield cluster
-    left = left_running(known, sessions)
+    left = of_session(session, set())
     assert not left, f"still running after Cluster.shutdown: {left}"
 
 

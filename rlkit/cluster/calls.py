@@ -1,5 +1,6 @@
 """What happens to the arguments and results of a group call, the same locally and on Ray."""
 
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from rlkit.functions import Shipped, ship
 from rlkit.metrics import StepMetrics
 from rlkit.store import Column
 from rlkit.types import RowStore
+from rlkit.workers.context import PeerError
 
 
 def outgoing(value: Any, store: RowStore | None) -> Any:
@@ -70,10 +72,53 @@ class Failure:
             error = RuntimeError(f"{type(error).__name__}: {error}")
         return cls(error, text, worker)
 
-    def throw(self) -> None:
-        """Raise it here, with the worker's name and traceback as a note."""
+    @property
+    def of_peer(self) -> bool:
+        """Whether the rank only suffered from another's failure."""
+        return isinstance(self.error, PeerError | Interrupted)
+
+    def raised(self) -> BaseException:
+        """The error, with the worker's name and traceback as a note."""
         self.error.add_note(f"on worker {self.worker}:\n{self.traceback}")
-        raise self.error
+        return self.error
+
+
+class Interrupted(RuntimeError):
+    """A call that was stopped from outside."""
+
+
+def detached(result: Any) -> Any:
+    """A result without its store, which does not travel in it."""
+    for column in _columns(result):
+        column.store = None
+    if isinstance(result, Batch):
+        result.store = None  # pyright: ignore[reportAttributeAccessIssue]
+    return result
+
+
+def attached(result: Any, store: Any) -> Any:
+    """A worker's result in this process: its rows are freed when nothing here names them."""
+    for column in _columns(result):
+        column.store = store
+        for part in column.parts:
+            store.adopt(part)
+    if isinstance(result, Batch):
+        result.store = store
+    return result
+
+
+def _columns(result: Any) -> list[Any]:
+    if isinstance(result, Batch):
+        return list(result.columns.values())
+    return [result] if isinstance(result, Column) else []
+
+
+def current_class(cls: type) -> type:
+    """The class as its module has it now: a cell or a reloaded module may have defined it again."""
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, type) else cls
 
 
 def public_methods(cls: type) -> dict[str, Callable[..., Any]]:

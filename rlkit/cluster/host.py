@@ -1,19 +1,26 @@
 """The Ray actor that hosts one worker.
 
-Builds it from a class sent by value, runs its methods, reports spans.
+Builds it from a class sent by value, runs its methods, reports spans. Calls run one after another;
+``interrupt`` and ``rejoin`` come in beside them.
 """
 
 import os
+import threading
 import time
 from dataclasses import replace
 from typing import Any
 
+import cloudpickle
+
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.calls import Failure, incoming
+from rlkit.cluster.calls import Failure, Interrupted, detached, incoming
 from rlkit.cluster.local import accepts_context, count_tokens
 from rlkit.store import Column
 from rlkit.workers.context import Rendezvous, WorkerContext, open_meeting
+
+CONTROL = "control"
+"""Ray concurrency group of the methods that run beside a call."""
 
 
 class WorkerHost:
@@ -25,7 +32,10 @@ class WorkerHost:
         torch.set_num_threads(threads)
         self.name = name
         self.worker: Any = None
+        self.context = WorkerContext()
         self._store: Any = None
+        self._busy: tuple[int, str] | None = None  # thread and method of the call that runs
+        self._lock = threading.Lock()
 
     def meet(self, timeout_s: float) -> tuple[str, int]:
         """Open the meeting point of this worker's group, as its rank 0: (host, port)."""
@@ -43,13 +53,7 @@ class WorkerHost:
         try:
             worker_class = cls.load()
             if meeting is not None:
-                joined = meeting.join(
-                    context.dp_rank,
-                    device=context.device,
-                    timeout_s=context.timeout_s,
-                    store=self._store,
-                )
-                context = replace(context, collective=joined)
+                context = replace(context, collective=self._join(context, meeting))
             kwargs = {key: incoming(value) for key, value in kwargs.items()}
             if accepts_context(worker_class):
                 kwargs["context"] = context
@@ -58,20 +62,50 @@ class WorkerHost:
         except Exception as error:
             return Failure.of(error, self.name)
         node = ray.get_runtime_context().get_node_id()
-        return {"node": node[:8], "node_id": node, "pid": os.getpid()}
+        ids = ray.get_runtime_context().get_accelerator_ids()
+        return {"node": node[:8], "node_id": node, "pid": os.getpid(), "accelerators": ids}
+
+    def _join(self, context: WorkerContext, meeting: Rendezvous) -> Any:
+        store = self._store if context.dp_rank == 0 else None
+        return meeting.join(
+            context.dp_rank, device=context.device, timeout_s=context.timeout_s, store=store
+        )
+
+    def rejoin(self, meeting: Rendezvous) -> Any:
+        """After a failed call: a new process group in place of the old one, and equal state."""
+        try:
+            old, new = self.context.collective, self._join(self.context, meeting)
+            old.group = new.group
+            resync = getattr(self.worker, "resync", None)
+            if resync is not None:
+                resync()
+        except Exception as error:
+            return Failure.of(error, self.name)
+        return None
 
     def call(self, method: str, payload: Any, stage: str, call: int) -> Any:
-        """Run a method with payload (args, kwargs): (result, span), or a Failure."""
+        """Run a method with payload (args, kwargs): (result as bytes, span), or a Failure."""
+        try:
+            with self._lock:
+                self._busy = threading.get_ident(), method
+            try:
+                return self._call(method, payload, stage, call)
+            except Exception as error:
+                return Failure.of(error, self.name)
+            finally:
+                with self._lock:
+                    self._busy = None
+        except KeyboardInterrupt as error:
+            return Failure.of(Interrupted(f"{method}: interrupted ({error})"), self.name)
+
+    def _call(self, method: str, payload: Any, stage: str, call: int) -> tuple[bytes, trace.Span]:
         import ray
 
         args, kwargs = payload
         start = time.time()
-        try:
-            args = [incoming(value) for value in args]
-            kwargs = {key: incoming(value) for key, value in kwargs.items()}
-            result = getattr(self.worker, method)(*args, **kwargs)
-        except Exception as error:
-            return Failure.of(error, self.name)
+        args = [incoming(value) for value in args]
+        kwargs = {key: incoming(value) for key, value in kwargs.items()}
+        result = getattr(self.worker, method)(*args, **kwargs)
         given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
         rows = None if given is None else given.shard(self.context.dp_rank, self.context.dp_size)
         span = trace.Span(
@@ -85,7 +119,24 @@ class WorkerHost:
             version=int(getattr(self.worker, "version", 0)),
             call=call,
         )
-        return result, span
+        return cloudpickle.dumps(detached(result)), span
+
+    def interrupt(self, reason: str) -> str | None:
+        """Raise KeyboardInterrupt in the call that runs; its method, or None if none runs.
+
+        Python code stops at its next instruction, a call into C when it returns.
+        """
+        import ctypes
+
+        interrupt = type("Interrupted", (KeyboardInterrupt,), {"__str__": lambda self: reason})
+        with self._lock:
+            if self._busy is None:
+                return None
+            thread, method = self._busy
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread), ctypes.py_object(interrupt)
+            )
+            return method
 
 
 class Runner:

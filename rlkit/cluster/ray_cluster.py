@@ -3,18 +3,21 @@ their own.
 """
 
 import logging
-import os
 import weakref
+from pathlib import Path
 from typing import Any
 
 from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.cluster.calls import default_name
+from rlkit.cluster.connect import connect
 from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.host import Runner
+from rlkit.cluster.relay import LineRelay, install
 from rlkit.cluster.store import RayStore, StoreActor
 from rlkit.cluster.transport import GroupSpec, RayTransport
+from rlkit.cluster.watch import HeadWatch, Reaper
 from rlkit.config import Layout
 from rlkit.html import table
 
@@ -42,37 +45,41 @@ class RayCluster:
         # A group that nobody names any more ends its processes and frees its devices.
         self.groups: weakref.WeakValueDictionary[str, WorkerGroup] = weakref.WeakValueDictionary()
         self._transports: list[RayTransport] = []
-        self.started = self._connect(address)
+        self.lost = False
         self.open = True
-        self.store = RayStore(self._start_stores(), timeout_s=timeout_s)
+        ray, self.started = connect(device, num_devices, address=address)
+        if not self.started:  # as many as the cluster has, on all its nodes
+            resource = devices.platform(device).ray_resource
+            self.num_devices = int(ray.cluster_resources().get(resource, 0))
+        try:
+            self._open(ray)
+        except BaseException:
+            self.open = False
+            if self.started:
+                ray.shutdown()
+            raise
+
+    def _open(self, ray: Any) -> None:
+        """Guards, stores and the process for functions of the user."""
+        self.relay = LineRelay()
+        install(self.relay)
+        head = ray.get_runtime_context().gcs_address
+        self._watch = HeadWatch(head, self._on_lost)
+        self.session = Path(ray._private.worker._global_node.get_session_dir_path()).name
+        self._reaper = Reaper(self.session) if self.started else None
+        self.store = RayStore(self._start_stores(), timeout_s=self.timeout_s)
         self.store.run = self._run_beside
         self._runner = RayTransport(self, GroupSpec(cls=Runner, name="runner", takes_device=False))
         self._runner.begin()  # starts while the caller goes on
 
-    def _connect(self, address: str | None) -> bool:
-        """Start Ray here, or join the cluster at ``address``; whether this call started it."""
-        ray = import_ray()
-        if ray.is_initialized():
-            return False
-        options: dict[str, Any] = {"logging_level": logging.ERROR, "include_dashboard": False}
-        if address is None:
-            slots = {devices.platform(self.device).ray_resource: self.num_devices}
-            num_cpus = max(self.num_devices, os.cpu_count() or 1) if self.device == "cpu" else None
-            options |= {
-                "address": "local",
-                "num_cpus": num_cpus,
-                "object_store_memory": 1 << 30,
-                "resources": {k: v for k, v in slots.items() if k not in ("CPU", "GPU")},
-            }
-            if "GPU" in slots:
-                options["num_gpus"] = slots["GPU"]
-            os.environ.pop(
-                "RAY_ADDRESS", None
-            )  # a stale address must not keep a local start from working
-        else:
-            options = {"logging_level": logging.ERROR, "address": address}
-        _init(ray, options)
-        return True
+    def _on_lost(self) -> None:
+        """The head is gone: disconnect before Ray ends this process for it."""
+        import ray
+
+        self.lost, self.open = True, False
+        ray.shutdown()
+        if self._reaper is not None:
+            self._reaper.close()
 
     def _start_stores(self) -> dict[str, Any]:
         import ray
@@ -110,13 +117,12 @@ class RayCluster:
             raise TypeError(f"spawn: got {cls!r}, need a worker class.")
         if n < 1:
             raise ValueError(f"spawn: got n={n}, need at least 1 worker.")
-        free = self.num_devices - self._num_taken()
+        free = self.num_devices - self.num_devices_in_use
         if colocate_with is None and n > free:
             raise ValueError(
                 f"spawn: {n} more workers need {n} devices; {free} of {self.num_devices} are free. "
                 f"Groups that hold devices: {sorted(self.groups)}; del a group you need no more, "
-                "or use "
-                "colocate_with=, fewer workers, rk.launch(num_devices=...)."
+                "or use colocate_with=, fewer workers, rk.launch(num_devices=...)."
             )
         if colocate_with is not None and len(colocate_with) != n:
             raise ValueError(
@@ -166,27 +172,27 @@ class RayCluster:
         if not self.open:
             return
         self.open = False
+        self._watch.stop()
         import ray
 
-        if not ray.is_initialized():  # Ray is gone already; its calls would start a new one
-            return
-        for transport in [self._runner, *self._transports]:
-            transport.kill()
+        if ray.is_initialized():  # else Ray is gone already, and its calls would start a new one
+            for transport in [self._runner, *self._transports]:
+                transport.kill()
+            for actor in self.store.actors.values():
+                ray.kill(actor)
+            if self.started:
+                ray.shutdown()
         self._transports.clear()
-        for actor in self.store.actors.values():
-            ray.kill(actor)
         self.store.actors.clear()
         self.groups.clear()
-        if self.started:
-            ray.shutdown()
+        self.relay.flush()
+        if self._reaper is not None:
+            self._reaper.close()
 
     @property
     def num_devices_in_use(self) -> int:
         """Devices that workers occupy; colocated workers share."""
-        return self._num_taken() or 1
-
-    def _num_taken(self) -> int:
-        return sum(t.n for t in self._transports if not t.shared)
+        return sum(t.n for t in self._transports if t.owns)
 
     def frame(self) -> Any:
         """DataFrame, a row a worker: group, class, device, node, process id."""
@@ -195,9 +201,15 @@ class RayCluster:
         return pd.DataFrame([row for group in self.groups.values() for row in group._describe()])
 
     def _check_open(self, what: str) -> None:
+        self._check_lost()
         if not self.open:
-            raise RuntimeError(
-                f"{what}: the cluster was shut down; call rk.launch() for a new one."
+            raise RuntimeError(f"{what}: the cluster was shut down; rk.launch() starts a new one.")
+
+    def _check_lost(self) -> None:
+        if self.lost:
+            raise ConnectionError(
+                "cluster lost: its head process ended, and the workers with it. rk.launch() starts "
+                "a new cluster; load a checkpoint to go on."
             )
 
     def __enter__(self) -> "RayCluster":
@@ -207,7 +219,8 @@ class RayCluster:
         self.shutdown()
 
     def __repr__(self) -> str:
-        state = f"{len(self.groups)} groups" if self.open else "shut down"
+        closed = "cluster lost" if self.lost else "shut down"
+        state = f"{len(self.groups)} groups" if self.open else closed
         return f"RayCluster({self.num_devices} x {self.device}, {state})"
 
     def _repr_html_(self) -> str:
@@ -219,28 +232,3 @@ def _end(transport: RayTransport, transports: list[RayTransport]) -> None:
     if transport in transports:
         transports.remove(transport)
         transport.kill()
-
-
-def _init(ray: Any, options: dict[str, Any]) -> None:
-    """ray.init, once more if its processes miss Ray's fixed 30 s to start, as on a busy machine."""
-    try:
-        ray.init(**options)
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        logger.warning("Ray did not start in time (%s); trying once more", error)
-        ray.shutdown()
-        ray.init(**options)
-
-
-def import_ray() -> Any:
-    """Ray, imported with its noise turned off."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray's idle workers, one a CPU, would compete with the start of ours, which are actors.
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    logging.getLogger("ray._private.accelerators.npu").setLevel(logging.CRITICAL)
-    import ray
-
-    return ray

@@ -50,6 +50,7 @@ class RayStore:
     def __init__(self, actors: dict[str, Any], *, timeout_s: float) -> None:
         self.actors, self.timeout_s = actors, timeout_s
         self.owner = True
+        self.received_bytes = 0  # by this process: rows fetched and, on the driver, results
         self.run: Callable[..., Column] | None = (
             None  # set by the cluster: runs a function beside the data
         )
@@ -101,6 +102,7 @@ class RayStore:
         ):
             for i, row in zip(indices, rows, strict=True):
                 found[i] = row
+                self.received_bytes += row.nbytes
         return found
 
     def apply(self, call: Callable[[Any], Rows], batch: Any, name: str) -> Column:

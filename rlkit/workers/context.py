@@ -3,6 +3,7 @@
 Its rank among its peers, its device, the run's seed, and how to sum over ranks.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +30,23 @@ class WorkerContext:
     """``Collective`` over the peers; None for one."""
 
 
+class PeerError(RuntimeError):
+    """A collective that failed because another rank died, stopped or timed out."""
+
+
 class Collective:
-    """Sums, maxima and broadcasts over a process group; each ends or errs within its timeout."""
+    """Sums, broadcasts and barriers over a process group; each ends or errs within its timeout.
+
+    Over gloo a rank waits in Python, so that an interrupt reaches it. After a failure ``group`` is
+    replaced: workers keep this object.
+    """
 
     def __init__(self, group: Any, *, rank: int, size: int, name: str) -> None:
         self.group, self.rank, self.size, self.name = group, rank, size, name
 
     def sum_(self, tensor: Tensor) -> None:
         """Add up ``tensor`` over the ranks, in place."""
-        self._run("sum", lambda: self.group.allreduce([tensor]).wait())
+        self._run("sum", lambda: self.group.allreduce([tensor]))
 
     def broadcast_(self, tensor: Tensor, *, root: int) -> None:
         """Overwrite ``tensor`` with the root's."""
@@ -45,20 +54,24 @@ class Collective:
 
         options = dist.BroadcastOptions()
         options.rootRank = root
-        self._run("broadcast", lambda: self.group.broadcast([tensor], options).wait())
+        self._run("broadcast", lambda: self.group.broadcast([tensor], options))
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self._run("barrier", lambda: self.group.barrier().wait())
+        self._run("barrier", lambda: self.group.barrier())
 
-    def _run(self, what: str, call: Any) -> None:
+    def _run(self, what: str, start: Any) -> None:
         try:
-            call()
+            work = start()
+            delay_s = 1e-5
+            while self.group.name() == "gloo" and not work.is_completed():
+                time.sleep(delay_s)
+                delay_s = min(2 * delay_s, 1e-3)
+            work.wait()
         except RuntimeError as error:
-            raise RuntimeError(
+            raise PeerError(
                 f"{self.name}: {what} over {self.size} ranks failed on rank {self.rank}: a peer "
-                "died, was killed or "
-                f"timed out ({str(error).splitlines()[0]})."
+                f"died, stopped or timed out ({str(error).splitlines()[0]})."
             ) from error
 
 

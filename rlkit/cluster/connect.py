@@ -1,0 +1,91 @@
+"""Starting Ray on this machine, or joining a cluster that runs."""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rlkit import device as devices
+from rlkit.cluster.watch import reachable
+
+logger = logging.getLogger("rlkit.cluster")
+
+
+def connect(kind: str, num_devices: int, *, address: str | None) -> tuple[Any, bool]:
+    """(ray, whether this call started it).
+
+    ``address`` None starts a new one here, unless ``RAY_ADDRESS`` names a cluster that answers;
+    ``auto`` joins the one that Ray knows of on this machine, if it answers. An address that is
+    given as host:port must answer: ConnectionError.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        return ray, False
+    if address not in (None, "auto") and not reachable(address):
+        raise ConnectionError(
+            f"launch: nothing answers at address={address!r}, need host:port of a running Ray "
+            "head. "
+            "Leave address out to start a cluster here."
+        )
+    address = known_address(address) if address in (None, "auto") else address
+    if address is not None:
+        init(ray, {"address": address})
+        return ray, False
+    init(ray, local_options(kind, num_devices))
+    return ray, True
+
+
+def known_address(address: str | None) -> str | None:
+    """The cluster that the environment (or with ``auto`` also Ray's file) names, if it answers."""
+    places = {"RAY_ADDRESS": os.environ.pop("RAY_ADDRESS", "")}
+    if address == "auto":
+        file = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+        places[str(file.name)] = file.read_text().strip() if file.exists() else ""
+    for place, found in places.items():
+        if found not in ("", "local", "auto"):
+            if reachable(found):
+                return found
+            logger.warning("%s=%s does not answer: starting a cluster here", place, found)
+    return None
+
+
+def local_options(kind: str, num_devices: int) -> dict[str, Any]:
+    """Options of ray.init for a cluster of this machine with ``num_devices`` of a kind."""
+    resource = devices.platform(kind).ray_resource
+    options: dict[str, Any] = {
+        "address": "local",
+        "include_dashboard": False,
+        "object_store_memory": 1 << 30,
+    }
+    if resource == "CPU":
+        return options | {"num_cpus": num_devices}
+    if resource == "GPU":
+        return options | {"num_gpus": num_devices}
+    return options | {"resources": {resource: num_devices}}
+
+
+def init(ray: Any, options: dict[str, Any]) -> None:
+    """ray.init, once more if its processes miss Ray's fixed 30 s to start, as on a busy machine."""
+    options = options | {"logging_level": logging.ERROR}
+    try:
+        ray.init(**options)
+    except Exception as error:
+        if "timed out during startup" not in str(error):
+            raise
+        logger.warning("Ray did not start in time (%s); trying once more", error)
+        ray.shutdown()
+        ray.init(**options)
+
+
+def import_ray() -> Any:
+    """Ray, imported with its noise turned off."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's idle workers, one a CPU, would compete with the start of ours, which are actors.
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    logging.getLogger("ray._private.accelerators.npu").setLevel(logging.CRITICAL)
+    import ray
+
+    return ray
