@@ -3,9 +3,11 @@
 import os
 import platform
 import random
+import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Any, TypeVar
@@ -25,12 +27,61 @@ def setup(seed: int = 0) -> None:
     np.random.seed(seed)  # noqa: NPY002 (users' cells may draw from the global generator)
     torch.manual_seed(seed)
     pd.set_option("display.width", 160)  # a table of a dozen columns stays in one piece as text
+    keep_no_handles()
     kind = device.platform("auto").kind
     print(
         f"rlkit {metadata.version('rlkit')}, Python {platform.python_version()}, torch "
         f"{torch.__version__}, "
         f"{device.num_devices(kind)} x {kind}, seed {seed}"
     )
+
+
+class Shown:
+    """Stands in IPython's history (``Out``, ``_``) for a displayed handle, not keeping it alive."""
+
+    def __init__(self, value: Any) -> None:
+        self._value, self._text = weakref.ref(value), repr(value)
+
+    def __getattr__(self, name: str) -> Any:
+        value = self._value()
+        if value is None:
+            raise ReferenceError(
+                f"{self._text} was displayed but not kept, so that its rows could be freed. "
+                "Give it a name in the cell that makes it."
+            )
+        return getattr(value, name)
+
+    def __repr__(self) -> str:
+        return self._text + ("" if self._value() is not None else " (freed)")
+
+
+def keep_no_handles() -> None:
+    """In IPython: displaying a batch or column as a cell's result doesn't pin its rows."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or getattr(shell, "_rlkit_keeps_no_handles", False):
+        return
+    shell._rlkit_keeps_no_handles = True
+    shell.events.register("post_run_cell", lambda result: _release(shell, result))
+
+
+def _release(shell: Any, result: Any) -> None:
+    """Put stand-ins where the history holds handles."""
+    from rlkit.batch import Batch
+    from rlkit.store import Column
+
+    def swap(value: Any) -> Any:
+        return Shown(value) if isinstance(value, Batch | Column) else value
+
+    history = shell.user_ns.get("_oh", {})
+    for number, value in list(history.items()):
+        history[number] = swap(value)
+    for space in (shell.user_ns, shell.user_ns_hidden):
+        for name in [n for n in space if n.startswith("_") and n.strip("_0123456789") == ""]:
+            space[name] = swap(space[name])
+    for name in ("_", "__", "___"):
+        setattr(shell.displayhook, name, swap(getattr(shell.displayhook, name, None)))
+    result.result = swap(result.result)
 
 
 def fast() -> bool:

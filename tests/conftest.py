@@ -68,15 +68,36 @@ def nothing_left_running():
 
 @pytest.fixture(scope="session")
 def ray_cluster():
-    """The one Ray cluster of the test session; afterwards none of its processes is left."""
+    """The one Ray cluster of the test session; afterwards none of its processes is left.
+
+    RLKIT_TEST_NODES=3 gives it that many nodes, raylets of this machine.
+    """
     import rlkit as rk
     from rlkit.cluster.reaper import of_session
 
-    with rk.launch() as cluster:
+    num_nodes = int(os.environ.get("RLKIT_TEST_NODES", "1"))
+    nodes = several_nodes(num_nodes) if num_nodes > 1 else None
+    with rk.launch(address=nodes.address if nodes else None) as cluster:
         session = cluster.session
         yield cluster
+    if nodes:
+        nodes.shutdown()
     left = of_session(session, set())
     assert not left, f"still running after Cluster.shutdown: {left}"
+
+
+def several_nodes(num):
+    """A Ray cluster of ``num`` raylets on this machine, four CPUs and a store each."""
+    from rlkit.cluster.connect import import_ray
+
+    import_ray()
+    from ray.cluster_utils import Cluster
+
+    args = {"num_cpus": 4, "object_store_memory": 200 << 20}
+    nodes = Cluster(initialize_head=True, head_node_args=args | {"include_dashboard": False})
+    for _ in range(num - 1):
+        nodes.add_node(**args)
+    return nodes
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,6 @@
 import random
+import subprocess
+import sys
 import threading
 import time
 from itertools import count
@@ -171,3 +173,29 @@ def test_a_step_that_does_not_end_is_a_timeout_that_names_it():
     go_on.set()
     work.wait(timeout_s=30)
     assert work.state == "done"
+
+
+def test_displayed_handles_keep_no_rows():
+    """Five batches as results of cells; when their names are gone, so are their rows."""
+    code = """
+import gc
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_cell("import torch, rlkit as rk; rk.nb.setup()")
+shell.run_cell("from rlkit.store import LocalStore; store = LocalStore()")
+for i in range(5):
+    made = f"b{i} = rk.Batch.from_columns({{'x': torch.zeros(4, 1000)}}, store=store)"
+    shell.run_cell(made + chr(10) + f"b{i}", store_history=True)
+assert len(shell.user_ns["store"].shelf) == 5
+assert shell.user_ns["Out"][1].columns.keys() == {"x"}
+shell.run_cell("del b0, b1, b2, b3, b4", store_history=True)
+gc.collect()
+print("left", len(shell.user_ns["store"].shelf), shell.user_ns["Out"][1])
+try:
+    shell.user_ns["Out"][1].columns
+except ReferenceError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "left 0 Batch(4 rows, columns ['x']) (freed)" in done.stdout, done.stdout + done.stderr
+    assert "Give it a name in the cell that makes it" in done.stdout

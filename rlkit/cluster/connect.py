@@ -12,8 +12,8 @@ from rlkit.cluster.watch import reachable
 logger = logging.getLogger("rlkit.cluster")
 
 
-def connect(kind: str, num_devices: int, *, address: str | None) -> tuple[Any, bool]:
-    """(ray, whether this call started it).
+def connect(kind: str, num_devices: int, *, address: str | None) -> tuple[Any, bool, bool]:
+    """(ray, whether this call started the cluster, whether it connected this process).
 
     ``address`` None starts a new one here, unless ``RAY_ADDRESS`` names a cluster that answers;
     ``auto`` joins the one that Ray knows of on this machine, if it answers. An address that is
@@ -21,7 +21,7 @@ def connect(kind: str, num_devices: int, *, address: str | None) -> tuple[Any, b
     """
     ray = import_ray()
     if ray.is_initialized():
-        return ray, False
+        return ray, False, False
     if address not in (None, "auto") and not reachable(address):
         raise ConnectionError(
             f"launch: nothing answers at address={address!r}, need host:port of a running Ray "
@@ -31,9 +31,9 @@ def connect(kind: str, num_devices: int, *, address: str | None) -> tuple[Any, b
     address = known_address(address) if address in (None, "auto") else address
     if address is not None:
         init(ray, {"address": address})
-        return ray, False
+        return ray, False, True
     init(ray, local_options(kind, num_devices))
-    return ray, True
+    return ray, True, True
 
 
 def known_address(address: str | None) -> str | None:

@@ -8,7 +8,7 @@ WAIT_S = 60.0
 
 
 def reserve(kind: str, n: int, *, name: str) -> Any:
-    """A placement group of ``n`` devices of ``kind``, packed on as few nodes as there is room on.
+    """A placement group of ``n`` devices: CPUs spread over nodes, accelerators packed.
 
     An error says what is needed and what is free.
     """
@@ -22,7 +22,9 @@ def reserve(kind: str, n: int, *, name: str) -> Any:
             f"spawn {name}: needs {n} x {resource}, the cluster has {total.get(resource, 0):.0f} "
             f"({free.get(resource, 0):.0f} free). Use fewer workers, colocate_with=, or more nodes."
         )
-    group = placement_group([{resource: 1}] * n, strategy="PACK")
+    # Ranks on CPUs gain from more machines; on accelerators from the links inside one.
+    strategy = "SPREAD" if resource == devices.CPU.ray_resource else "PACK"
+    group = placement_group([{resource: 1}] * n, strategy=strategy)
     if not group.wait(WAIT_S):
         free = ray.available_resources()
         remove_placement_group(group)

@@ -47,7 +47,7 @@ class RayCluster:
         self._transports: list[RayTransport] = []
         self.lost = False
         self.open = True
-        ray, self.started = connect(device, num_devices, address=address)
+        ray, self.started, self._connected = connect(device, num_devices, address=address)
         if not self.started:  # as many as the cluster has, on all its nodes
             resource = devices.platform(device).ray_resource
             self.num_devices = int(ray.cluster_resources().get(resource, 0))
@@ -55,7 +55,7 @@ class RayCluster:
             self._open(ray)
         except BaseException:
             self.open = False
-            if self.started:
+            if self._connected:
                 ray.shutdown()
             raise
 
@@ -180,7 +180,7 @@ class RayCluster:
                 transport.kill()
             for actor in self.store.actors.values():
                 ray.kill(actor)
-            if self.started:
+            if self._connected:
                 ray.shutdown()
         self._transports.clear()
         self.store.actors.clear()
