@@ -69,6 +69,8 @@ def bound_rows(batch: "Batch", name: str, values: Any) -> Rows:
     values = from_numpy(values)
     if not isinstance(values, Tensor):
         values = list(values) if isinstance(values, Iterable) else [values]
+    if isinstance(values, Tensor) and values.ndim == 0:
+        raise ValueError(f"{name}: got a 0-d tensor, need {len(batch)} values, one a row.")
     if len(values) != len(batch):
         raise ValueError(
             f"{name}: got {len(values)} values, need {len(batch)}, one a row of this batch, in "

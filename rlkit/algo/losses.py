@@ -30,6 +30,11 @@ def clipped_policy_loss(
     logprobs [B, T]; reads old_logprobs and advantages [B, T] of the batch. On-policy every ρ is 1
     and the value may be 0; the gradient is not. The loss in the metrics keeps its sign.
     """
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise ValueError(
+            f"clip_low, clip_high: got {clip_low}, {clip_high}; need 0 <= clip_low <= 1 and "
+            "clip_high >= 0: ratios stay between 1 - clip_low and 1 + clip_high."
+        )
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(
             f"dual_clip: got {dual_clip}, need more than 1, or None for none: it bounds what "

@@ -1,0 +1,220 @@
+"""Wrong calls, one a row: each errs at once, says what it got and what it needs, and loses nothing.
+
+    make test ARGS="tests/test_bad_input.py --durations=5"
+
+prints the slowest.
+"""
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import rlkit as rk
+from rlkit import config, experiment
+from rlkit.algo import clipped_policy_loss, group_relative
+from rlkit.engines import Request
+from rlkit.rows import Rows
+from rlkit.workers.weights import compare, fingerprints
+
+
+def batch(rows=4, **more):
+    columns = {
+        "prompt": ["1>"] * rows,
+        "response": ["a"] * rows,
+        "answer": ["b"] * rows,
+        "prompt_ids": [torch.tensor([1, 4])] * rows,
+        "response_ids": [torch.tensor([5, 2])] * rows,
+        "response_mask": torch.ones(rows, 2, dtype=torch.int8),
+        "group_ids": [i // 2 for i in range(rows)],
+    }
+    return rk.Batch.from_columns(columns | more)
+
+
+def likelihood(logprobs, b):
+    return b.token_mean(-logprobs), {}
+
+
+def bind(name, value):
+    batch()[name] = value
+
+
+def update(b=None, loss_fn=likelihood, **options):
+    rk.ActorWorker(rk.models.tiny()).update(batch() if b is None else b, loss_fn=loss_fn, **options)
+
+
+def generate(**options):
+    prompts = next(rk.tasks.reverse_digits().batches(size=2, steps=1))
+    rk.RolloutWorker(rk.models.tiny()).generate(prompts, **options)
+
+
+def local():
+    return rk.launch(backend="local")
+
+
+def spec(**changes):
+    plain = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_layers": 1}
+    return rk.ModelSpec(**(plain | {"num_heads": 2, "num_kv_heads": 2, "head_dim": 4} | changes))
+
+
+def folder(tmp_path, **changes):
+    """A saved tiny model with its config.json changed."""
+    made = rk.models.tiny().save(tmp_path / "model")
+    path = made / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return made
+
+
+def truncated(tmp_path):
+    made = rk.models.tiny().save(tmp_path / "model")
+    path = made / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    return rk.models.load(made)
+
+
+def unreadable_config(tmp_path):
+    made = rk.models.tiny().save(tmp_path / "model")
+    (made / "config.json").write_text("{")
+    return rk.models.load(made)
+
+
+nan = float("nan")
+one = torch.ones(4)
+TABLE = [
+    # batches
+    ("no columns", lambda t: rk.Batch.from_columns({}), ValueError, "got none, need at least one"),
+    ("columns of two lengths", lambda t: rk.Batch.from_columns({"a": one, "b": one[:3]}),
+     ValueError, "need equally many"),
+    ("a uid twice", lambda t: batch(uid=[1, 1, 2, 3]), ValueError, "same uid twice"),
+    ("uids that are no integers", lambda t: batch(uid=[0.5, 1.5, 2.5, 3.5]), TypeError,
+     "need integers"),
+    ("a column of another length", lambda t: bind("rewards", one[:3]), ValueError,
+     "got 3 values, need 4"),
+    ("a [B, T] column of another width", lambda t: bind("advantages", torch.ones(4, 3)),
+     ValueError, r"got shape \(4, 3\), need \[4, 2\]"),
+    ("a 0-d column", lambda t: bind("rewards", torch.tensor(1.0)), (ValueError, TypeError), "need"),
+    ("a column of other rows", lambda t: bind("x", batch(uid=[7, 8, 9, 10]).apply(
+        lambda r: [1] * 4, "response")), ValueError, "got a column without 4 of this batch's"),
+    ("a column that isn't there", lambda t: batch()["old_logprobs"], KeyError,
+     r"actor\.compute_logprobs\(batch\): run that first"),
+    ("a column to delete that isn't there", lambda t: batch().__delitem__("x"), KeyError,
+     "has no column 'x'"),
+    ("a mask of the wrong length", lambda t: batch().select(np.array([True])), ValueError,
+     r"need \[4\]"),
+    ("a position outside", lambda t: batch().select([9]), IndexError, "need at most 3"),
+    ("expanding the wrong number", lambda t: batch().expand(one[:2]), ValueError,
+     r"need \[4\], one value a response"),
+    ("nothing to concatenate", lambda t: rk.Batch.concat([]), ValueError, "need at least one"),
+    ("concatenating other columns", lambda t: rk.Batch.concat([batch(), batch(
+        uid=[7, 8, 9, 10], extra=one)]), ValueError, "got columns that differ"),
+    ("more minibatches than groups", lambda t: batch().minibatches(3), ValueError,
+     "got 3 for 2 groups"),
+    ("zero minibatches", lambda t: batch().minibatches(0), ValueError, "need at least 1"),
+    ("a token budget of 0", lambda t: batch().microbatches(0), ValueError, "need at least 1 token"),
+    ("chunks of 0", lambda t: batch().chunks(0), ValueError, "need at least 1 row"),
+    ("a mean of the wrong shape", lambda t: batch().token_mean(torch.ones(4, 5)), Exception,
+     "shape|B T"),
+    ("ragged rows that don't add up", lambda t: Rows(one, torch.tensor([1, 2])), ValueError,
+     "add up to 3, need 4"),
+    # algorithms
+    ("rewards of the wrong length", lambda t: group_relative(one[:3], torch.zeros(4).long()),
+     Exception, "3|B"),
+    ("a loss without old logprobs", lambda t: clipped_policy_loss(torch.ones(4, 2), batch()),
+     KeyError, "run that first"),
+    ("a negative clip", lambda t: clipped_policy_loss(torch.ones(4, 2), batch(), clip_low=-1.0),
+     ValueError, "clip_low"),
+    # workers
+    ("an empty batch", lambda t: update(batch().select([])), ValueError, "empty batch"),
+    ("no epochs", lambda t: update(epochs=0), ValueError, "need at least 1"),
+    ("a loss by name", lambda t: update(loss_fn="grpo"), TypeError, "need a function"),
+    ("a loss of one parameter", lambda t: update(loss_fn=lambda x: x), TypeError,
+     r"need \(logprobs, batch\)"),
+    ("a loss that returns a number", lambda t: update(loss_fn=lambda lp, b: 1.0), TypeError,
+     "need .scalar loss, dict"),
+    ("a loss that isn't reduced", lambda t: update(loss_fn=lambda lp, b: (lp, {})), TypeError,
+     "token_mean"),
+    ("a metric that isn't reduced", lambda t: update(loss_fn=lambda lp, b: (lp.sum(), {"m": lp})),
+     TypeError, "metric 'm'"),
+    ("a NaN logprob", lambda t: update(batch(old_logprobs=torch.full((4, 2), nan))), ValueError,
+     "old_logprobs: got nan in the row of uid 0"),
+    ("an infinite advantage", lambda t: update(batch(advantages=torch.full((4, 2), torch.inf))),
+     ValueError, "advantages: got inf"),
+    ("a negative learning rate", lambda t: rk.ActorWorker(rk.models.tiny(), lr=-1.0), ValueError,
+     "need at least 0"),
+    ("zero responses a prompt", lambda t: generate(n=0), ValueError, "need at least 1 response"),
+    ("a negative temperature", lambda t: generate(temperature=-1.0), ValueError, "greedy"),
+    ("zero new tokens", lambda t: generate(max_new_tokens=-1), ValueError, "need at least 1"),
+    ("a response that can't fit", lambda t: generate(max_new_tokens=999), ValueError,
+     "Shorten the prompt or lower max_new_tokens"),
+    ("no prompts", lambda t: rk.RolloutWorker(rk.models.tiny()).generate(batch().select([])),
+     ValueError, "need at least one"),
+    ("token ids outside the vocabulary", lambda t: rk.TorchEngine(rk.models.tiny()).add(
+        Request([99], [0])), ValueError, "need ids from 0 to 22"),
+    ("zero slots", lambda t: rk.TorchEngine(rk.models.tiny(), max_rows=0), ValueError,
+     "need at least 1 slot"),
+    # rewards and tasks
+    ("a reward that fails", lambda t: rk.score(lambda p, r, a: 1 / 0, batch()), RuntimeError,
+     "failed on row 0: ZeroDivisionError"),
+    ("a reward that is no number", lambda t: rk.score(lambda p, r, a: "1", batch()), TypeError,
+     "need a float"),
+    ("a task of length 0", lambda t: rk.tasks.reverse_digits(length=0), ValueError, "from 1 to 40"),
+    ("no held-out prompts", lambda t: rk.tasks.sort().held_out(0), ValueError, "at least 1 prompt"),
+    ("batches of no prompts", lambda t: rk.tasks.sort().batches(size=0, steps=1), ValueError,
+     "need size >= 1"),
+    ("a character outside the alphabet", lambda t: rk.models.char_tokenizer().encode("z"),
+     ValueError, r"got characters \['z'\]"),
+    # clusters
+    ("an unknown backend", lambda t: rk.launch(backend="slurm"), ValueError, "'ray' or 'local'"),
+    ("an unknown device", lambda t: rk.launch(devices="tpu"), ValueError, "need one of auto"),
+    ("no devices", lambda t: rk.launch(num_devices=0), ValueError, "need at least 1"),
+    ("no time", lambda t: rk.launch(timeout_s=0), ValueError, "need more than 0 seconds"),
+    ("two local workers", lambda t: local().spawn(rk.ReferenceWorker, rk.models.tiny(), n=2),
+     ValueError, "has one process"),
+    ("an unknown method", lambda t: local().spawn(rk.ReferenceWorker, rk.models.tiny()).train(),
+     AttributeError, "need one of"),
+    ("a resharder the wrong way round", lambda t: rk.Resharder(
+        source=local().spawn(rk.ReferenceWorker, rk.models.tiny()), target=None), TypeError,
+     "actors as the source"),
+    ("weights that lost a bit", lambda t: compare(
+        fingerprints({"a": one}), {"a": one * 1.0000001}), RuntimeError, "first .'a'."),
+    # files and configs
+    ("a folder that isn't there", lambda t: rk.models.load(t / "x"), FileNotFoundError,
+     "need a Hugging Face checkpoint folder"),
+    ("a truncated checkpoint", truncated, ValueError, "cut short"),
+    ("a config that is no JSON", unreadable_config, ValueError, "not JSON"),
+    ("another architecture", lambda t: rk.models.load(folder(t, architectures=["GPT2"])),
+     ValueError, "got 'GPT2', need one of"),
+    ("weights of another shape", lambda t: rk.models.load(folder(t, hidden_size=48)).build(),
+     ValueError, "need"),
+    ("shipped weights by a wrong name", lambda t: rk.models.tiny(pretrained="x"), ValueError,
+     "need one of .'reverse_digits'"),
+    ("heads that don't divide", lambda t: spec(num_kv_heads=3), ValueError, "divides num_heads"),
+    ("an odd head", lambda t: spec(head_dim=3), ValueError, "need an even number"),
+    ("a layout of nothing", lambda t: rk.Layout(tp=0), ValueError, "at least 1"),
+    ("a decay before its warm-up ends", lambda t: config.linear(5, warmup_steps=5), ValueError,
+     "need more than warmup_steps=5"),
+    ("an unknown key", lambda t: config.from_dict(rk.Layout, {"dq": 2}), ValueError,
+     r"unknown keys \['dq'\]"),
+    # logs
+    ("a step that is no number", lambda t: rk.MetricLog().add("one"), TypeError, "need an int"),
+    ("a metric that is a vector", lambda t: rk.MetricLog().add(0, reward=one), TypeError,
+     "Reduce it first"),
+    ("results without a unit", lambda t: experiment.check_results(rk.MetricLog().tidy()),
+     ValueError, "are missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "says"), [r[1:] for r in TABLE], ids=[r[0] for r in TABLE]
+)
+def test_a_wrong_call_errs_at_once_and_says_what_it_needs(call, error, says, tmp_path):
+    start = time.monotonic()
+    with pytest.raises(error, match=says):
+        call(tmp_path)
+    assert time.monotonic() - start < 20  # 2 s on an idle machine; a hang is what fails here
+
+
+def test_the_table_is_long_enough():
+    assert len(TABLE) >= 40
