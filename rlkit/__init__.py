@@ -16,6 +16,7 @@ _NAMES = {
     "SamplingParams": "rlkit.config",
     "OptimConfig": "rlkit.config",
     "MetricLog": "rlkit.metrics",
+    "RunRecord": "rlkit.record",
     "Trace": "rlkit.trace",
     "TorchEngine": "rlkit.engines",
     "TorchBackend": "rlkit.backends",
@@ -26,12 +27,14 @@ _NAMES = {
     "launch": "rlkit.cluster",
     "WorkerGroup": "rlkit.cluster",
     "Resharder": "rlkit.reshard",
+    "Checkpointer": "rlkit.checkpoint",
     "score": "rlkit.tasks",
     "evaluate": "rlkit.tasks",
 }
 _MODULES = (
-    "algo", "backends", "batch", "cluster", "config", "device", "engines", "metrics", "models",
-    "nb", "recipes", "reshard", "tasks", "trace", "viz", "workers",
+    "algo", "backends", "batch", "checkpoint", "cluster", "config", "device", "engines",
+    "exporters", "metrics", "models", "nb", "recipes", "record", "reshard", "tasks", "trace", "viz",
+    "workers",
 )  # fmt: skip
 
 __all__ = sorted([*_NAMES, *_MODULES, "__version__"])

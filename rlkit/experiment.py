@@ -1,9 +1,24 @@
-"""What the scripts in ``experiments/`` share: configs, tidy results with a source, tables."""
+"""What the scripts in ``experiments/`` share: configs, results with a source, records, tables."""
 
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from rlkit.record import RunRecord, commit
+
+__all__ = [
+    "COLUMNS",
+    "RECORD",
+    "SOURCES",
+    "RunRecord",
+    "check_results",
+    "commit",
+    "get_table",
+    "markdown",
+    "put_table",
+    "read_config",
+    "write_results",
+]
 
 COLUMNS = (
     "run", "system", "model", "devices", "seed", "step", "metric", "value", "unit", "source",
@@ -12,6 +27,8 @@ COLUMNS = (
 """Columns of every results.csv."""
 SOURCES = ("measured", "simulated", "paper")
 """Where a number may come from."""
+RECORD = "record.json"
+"""Name of the run record beside results.csv."""
 BEGIN, END = "<!-- table: made from results.csv -->", "<!-- end of table -->"
 
 
@@ -28,26 +45,16 @@ def read_config(folder: Path, known: dict[str, type]) -> dict[str, Any]:
     return {name: from_dict(cls, tables.get(name, {})) for name, cls in known.items()}
 
 
-def commit() -> str:
-    """Short hash of the checkout, with a + when it has changes; ``unknown`` outside one."""
-    folder = Path(__file__).resolve().parent.parent
+def write_results(frame: Any, folder: Path, *, record: RunRecord) -> Path:
+    """Check a tidy frame and write it as results.csv, and the finished run's record beside it.
 
-    def git(*args: str) -> str:
-        done = subprocess.run(
-            ["git", *args], cwd=folder, capture_output=True, text=True, timeout=30
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    found = git("rev-parse", "--short", "HEAD")
-    changed = git("status", "--porcelain", "--", "rlkit")
-    return (found + ("+" if changed else "")) or "unknown"
-
-
-def write_results(frame: Any, folder: Path) -> Path:
-    """Check a tidy frame and write it as results.csv; a row without unit or source is an error."""
+    A row without unit or source is an error.
+    """
     check_results(frame)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "results.csv"
     frame[list(COLUMNS)].to_csv(path, index=False, float_format="%.6g")
+    record.write(folder / RECORD)
     return path
 
 

@@ -166,6 +166,11 @@ def _travels(value: Any) -> bool:
     return isinstance(value, functools.partial) or (inspect.isfunction(value) and _is_users(value))
 
 
+def _is_local(value: Any) -> bool:
+    """Whether a value is a function made inside another: pickled by value wherever it is from."""
+    return inspect.isfunction(value) and "<locals>" in value.__qualname__
+
+
 def _is_users(fn: Any) -> bool:
     """Whether a function is the user's own code: neither rlkit's nor an installed package's."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
@@ -189,7 +194,8 @@ def _user_modules(fn: Any) -> list[Any]:
         name = getattr(_inner(each), "__module__", None) or ""
         if name != "__main__" and name in sys.modules and _is_users(_inner(each)):
             found[name] = sys.modules[name]
-        todo += [x for x in _captured(each).values() if _travels(x) and id(x) not in seen]
+        inside = [x for x in _captured(each).values() if _travels(x) or _is_local(x)]
+        todo += [x for x in inside if id(x) not in seen]
     return [
         found[name] for name in sorted(found.keys() - cloudpickle.list_registry_pickle_by_value())
     ]

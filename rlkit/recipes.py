@@ -6,6 +6,7 @@ from typing import Any
 
 from rlkit.algo import clipped_policy_loss, group_relative, kl_k3
 from rlkit.batch import Batch
+from rlkit.checkpoint import Checkpointer
 from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
@@ -42,6 +43,9 @@ class GRPOConfig:
     """Train steps between evaluations; 0: never."""
     eval_prompts: int = 128
     """Held-out prompts of an evaluation."""
+    save_every: int = 10
+    """Train steps between checkpoints, for a run that has a checkpointer; the last step is saved,
+    too."""
 
 
 def grpo(
@@ -51,10 +55,12 @@ def grpo(
     config: GRPOConfig | None = None,
     *,
     on_step: Callable[[MetricLog], None] | None = None,
+    checkpoint: Checkpointer | None = None,
 ) -> MetricLog:
     """GRPO (Shao et al., 2024).
 
-    The loop of notebook 01 on an open cluster. ``on_step(log)`` runs after each step.
+    The loop of notebook 01 on an open cluster. ``on_step(log)`` runs after each step. With a
+    ``checkpoint`` it saves itself, and goes on from the newest one in there.
     """
     config = config or GRPOConfig()
 
@@ -71,10 +77,15 @@ def grpo(
     actor = cluster.spawn(ActorWorker, model, lr=config.lr)
     reference = cluster.spawn(ReferenceWorker, model, colocate_with=actor)
     resharder = Resharder(source=actor, target=rollout)
-    resharder.reshard()  # connects the processes, outside the first step's time
     held_out, log = task.held_out(config.eval_prompts), MetricLog()
-    for step, prompts in enumerate(task.batches(size=config.size, steps=config.steps)):
-        batch = rollout.generate(prompts, n=config.n, temperature=config.temperature)
+    prompts, first = task.stream(size=config.size), 0
+    if checkpoint is not None:
+        restored = checkpoint.load(workers={"actor": actor}, prompts=prompts, log=log)
+        first, held_out = restored.next_step, restored.batches.get("held_out", held_out)
+    resharder.reshard()  # connects the processes, outside the first step's time
+    log.start()
+    for step in range(first, config.steps):
+        batch = rollout.generate(next(prompts), n=config.n, temperature=config.temperature)
         batch["rewards"] = score(task.verify, batch)
         batch["old_logprobs"] = actor.compute_logprobs(batch)
         batch["ref_logprobs"] = reference.compute_logprobs(batch)
@@ -85,6 +96,10 @@ def grpo(
         if config.eval_every and (step + 1) % config.eval_every == 0:
             metrics |= evaluate(rollout, held_out, task.verify)
         log.add(step, metrics, reward=batch["rewards"].mean())
+        due = (step + 1) % config.save_every == 0 or step + 1 == config.steps
+        if checkpoint is not None and due:
+            more = {"held_out": held_out}  # the counts of its samples go on
+            checkpoint.save(step, workers={"actor": actor}, prompts=prompts, log=log, batches=more)
         if on_step is not None:
             on_step(log)
     return log

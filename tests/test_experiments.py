@@ -1,12 +1,16 @@
 """README tables are made from results.csv; every number has a unit and a source."""
 
 import importlib.util
+import json
+import re
+from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from rlkit import experiment
+from rlkit.record import RunRecord
 
 FOLDERS = sorted((Path(__file__).resolve().parent.parent / "experiments").glob("[0-9]*_*"))
 
@@ -38,6 +42,21 @@ def test_every_result_has_a_unit_and_a_source(folder):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
+def test_every_experiment_has_a_record_of_its_run(folder):
+    text = (folder / experiment.RECORD).read_text()
+    record = json.loads(text)
+    assert list(record) == [item.name for item in fields(RunRecord)]
+    assert record["started"] < record["ended"]
+    assert record["config"]
+    assert {"rlkit", "torch", "ray", "numpy"} <= record["packages"].keys()
+    results = pd.read_csv(folder / "results.csv", dtype={"commit": str})  # 1e10 is no number
+    assert sorted(results["seed"].unique()) == sorted(record["seeds"])
+    commits = {each.removesuffix("+") for each in results["commit"]}
+    assert all(record["commit"].startswith(each) for each in commits), commits
+    assert not re.search(r"(?<![\w.:/])/(home|root|tmp|work|usr|Users|opt|var)/", text)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda f: f.name)
 def test_the_script_is_short(folder):
     assert len((folder / "run.py").read_text().splitlines()) <= 80
 
@@ -55,6 +74,12 @@ def test_a_row_without_a_known_source_is_refused():
 def test_a_missing_column_is_named():
     with pytest.raises(ValueError, match=r"columns \['commit'\] are missing"):
         experiment.check_results(rows().drop(columns="commit"))
+
+
+def test_results_and_record_are_written_side_by_side(tmp_path):
+    record = RunRecord.collect(config={}, seeds=[0]).finished()
+    path = experiment.write_results(rows(), tmp_path / "deep", record=record)
+    assert sorted(p.name for p in path.parent.iterdir()) == ["record.json", "results.csv"]
 
 
 def test_an_unknown_key_of_a_config_is_named(tmp_path):

@@ -1,6 +1,7 @@
 import functools
 import importlib.util
 import math
+import subprocess
 import sys
 import textwrap
 import threading
@@ -251,3 +252,27 @@ def test_function_that_captures_what_cannot_travel_is_an_error_that_names_it():
 
     with pytest.raises(TypeError, match=r"loss: this function can't be sent to a worker .*lock"):
         ship(loss)
+
+
+def test_a_users_function_inside_the_kits_own_travels_by_value(tmp_path, monkeypatch):
+    """A reward from the user's module, wrapped by rk.score and by the function that is sent."""
+    from rlkit.columns import Applied
+    from rlkit.functions import ship
+    from rlkit.tasks.score import score
+
+    (tmp_path / "users_rewards.py").write_text("def reward(p, r, a): return float(len(r))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import users_rewards
+
+    class Capture:
+        def apply(self, fn, *names):
+            return fn
+
+    applied = Applied(score(users_rewards.reward, Capture()), ("prompt",), False)
+    (tmp_path / "sent").write_bytes(ship(applied).payload)
+    code = "import cloudpickle, sys; f = cloudpickle.load(open(sys.argv[1], 'rb'))"
+    code += "; print(f.fn(['p'], ['abc'], ['a']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "sent")], capture_output=True, text=True
+    )
+    assert "tensor([3.])" in done.stdout, done.stderr

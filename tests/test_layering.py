@@ -25,6 +25,9 @@ WHOLE = COMPUTE | {"workers", "cluster", "schedule"} | RESHARD | DOCK
 
 MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(BASE, BASE),
+    "trace": BASE | {"viz"},  # Trace.timeline() draws itself
+    "record": BASE,
+    "exporters": BASE,
     "algo": {"types"},  # pure functions on tensors
     "models": DATA,
     "tasks": DATA,
@@ -41,18 +44,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": WHOLE,
     "recipes": WHOLE | {"checkpoint"},
     "nb": BASE,
-    "experiment": BASE,
+    "experiment": BASE | {"record"},
     "sim": {"config", "types", "metrics", "schedule", "reshard.plan", "reshard.memory"}
     | {"dock.traffic"},
-    "viz": {"metrics"},  # only the glossary's units; test_import.py: neither torch nor ray
+    "viz": {"metrics", "trace"},  # units, intervals; test_import.py: neither torch nor ray
 }
 
 BIG = {"ray", "vllm", "vllm_ascend", "megatron", "torch_npu", "mindspeed"}
 BIG_ALLOWED = {"cluster", "dock", "engines", "backends", "device"}
 DEVICE_FILES = {"rlkit.device", "rlkit.backends.megatron_cpu"}
-DEVICE_STRING = re.compile(r"(?:^|torch\.)(cuda|npu)(?:$|[:.])", re.IGNORECASE)
-DEVICE_NAME = re.compile(r"(?:^|_)(cuda|npu)(?:$|_)", re.IGNORECASE)
-DEVICE_MODULE = re.compile(r"(?:^|\.)(cuda|npu)(?:$|\.)")
+KINDS = "cuda|npu|nccl|hccl|ascend"  # kinds of device, and what belongs to one kind
+DEVICE_WORD = re.compile(  # not in input, nor in ascending
+    rf"(?<![A-Za-z])(?i:{KINDS})(?![a-z])|(?<![A-Z])(?:{KINDS.upper()})(?![A-Z])"
+)
+SAYS = {"debug", "info", "warning", "error", "exception", "warn", "print"}  # to a person
 
 
 def part_of(module: str) -> str:
@@ -121,23 +126,31 @@ def wrong_imports(source: str, module: str, *, is_package: bool = False) -> list
     return wrong
 
 
+def prose(tree: ast.AST) -> set[ast.AST]:
+    """Nodes of docstrings, and of what is raised, logged or printed: these may speak of devices."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        call = node.func if isinstance(node, ast.Call) else None
+        says = getattr(call, "attr", getattr(call, "id", "")) in SAYS
+        if says or isinstance(node, ast.Raise):
+            found.update(n for n in ast.walk(node) if isinstance(n, ast.Constant))
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            found.add(node.value)
+    return found
+
+
 def device_words(source: str, module: str) -> list[str]:
-    """Places outside docstrings that name a kind of device; rlkit.device is asked instead."""
+    """Places outside prose that name a kind of device; rlkit.device is asked instead."""
     if module in DEVICE_FILES:
         return []
     tree = ast.parse(source)
-    docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    found = []
+    skipped, found = prose(tree), []
+    fields = ("attr", "id", "arg", "name", "asname", "module", "value")
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and id(node) not in docs:
-            names, pattern = [node.value], DEVICE_STRING
-        elif isinstance(node, ast.alias):
-            names, pattern = [node.name], DEVICE_MODULE
-        else:
-            fields = ("attr", "id", "arg", "name", "module")
-            names, pattern = [getattr(node, field, None) for field in fields], DEVICE_NAME
-        for name in names:
-            if isinstance(name, str) and pattern.search(name):
+        if node in skipped:
+            continue
+        for name in [getattr(node, field, None) for field in fields]:
+            if isinstance(name, str) and DEVICE_WORD.search(name):
                 found.append(f"{module}:{node.lineno} has {name!r}; ask rlkit.device")
     return found
 
@@ -234,6 +247,16 @@ def test_a_right_import_passes(module, source):
         "importlib.import_module('torch.npu')",
         "import torch.cuda",
         "from torch import npu",
+        "import torch_npu as backend",
+        "where = 'cuda' if big else 'cpu'",
+        "os.environ['ASCEND_RT_VISIBLE_DEVICES'] = '0'",
+        "CUDA_VISIBLE_DEVICES = '0'",
+        "dist.ProcessGroupNCCL(store, 0, 1)",
+        "options = 'cpu:gloo,npu:hccl'",
+        "getattr(torch, 'npu')",
+        "f(devices='npu')",
+        "match kind:\n    case 'cuda': pass",
+        "if kind == 'npu':\n    raise ValueError(kind)",
     ],
 )
 def test_a_planted_device_word_is_found(source):
@@ -242,5 +265,7 @@ def test_a_planted_device_word_is_found(source):
 
 def test_docstrings_comments_and_messages_may_speak_of_devices():
     source = '"""On an NPU."""\nx = "input"  # cuda\nraise ValueError("got 0, need 8 NPUs")'
+    assert device_words(source, "rlkit.workers.actor") == []
+    source = 'logger.warning("no NPU here")\nframe.sort_values("x", ascending=True)\nINPUTS = 1'
     assert device_words(source, "rlkit.workers.actor") == []
     assert device_words("x.to('npu')", "rlkit.device") == []

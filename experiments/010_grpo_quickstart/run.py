@@ -14,8 +14,8 @@ FOLDER = Path(__file__).resolve().parent
 KEPT = ["reward", "eval/accuracy", "time/step_s", "throughput/tokens_per_s", "wall_s"]
 
 
-def run(seed: int, config: rk.recipes.GRPOConfig) -> pd.DataFrame:
-    """One seed of task and sampling: tidy rows of the kept metrics."""
+def run(seed: int, config: rk.recipes.GRPOConfig, sources: dict) -> pd.DataFrame:
+    """One seed of task and sampling: tidy rows of the kept metrics; losses go to ``sources``."""
     task = rk.tasks.reverse_digits(length=6, seed=seed)
     model = rk.models.tiny(pretrained="reverse_digits")
     start = time.time()
@@ -23,6 +23,7 @@ def run(seed: int, config: rk.recipes.GRPOConfig) -> pd.DataFrame:
         log = rk.recipes.grpo(cluster, model, task, config)
         devices = cluster.num_devices_in_use
     log.records[-1]["wall_s"] = time.time() - start
+    sources |= log.sources
     facts = {"run": f"grpo_seed{seed}", "system": "rlkit", "model": "tiny-0.23M"}
     facts |= {"devices": devices, "seed": seed, "source": "measured"}
     frame = log.tidy(**facts, commit=experiment.commit())
@@ -60,9 +61,10 @@ def main() -> None:
     args = parser.parse_args()
     config = experiment.read_config(FOLDER, {"grpo": rk.recipes.GRPOConfig})["grpo"]
     config = replace(config, steps=args.steps or config.steps)
-    results = pd.concat([run(seed, config) for seed in range(args.seeds)])
-    args.out.mkdir(parents=True, exist_ok=True)
-    print(experiment.write_results(results, args.out))
+    seeds, sources = range(args.seeds), {}
+    record = experiment.RunRecord.collect(config={"grpo": config}, seeds=seeds)
+    results = pd.concat([run(seed, config, sources) for seed in seeds])
+    print(experiment.write_results(results, args.out, record=record.finished(sources)))
     wide = results[results["metric"] == "reward"].rename(columns={"value": "reward"})
     axes = rk.viz.plot_reward(wide[["seed", "step", "reward"]], target=0.9)
     axes.figure.savefig(args.out / "reward.png", dpi=150)

@@ -129,6 +129,23 @@ class TorchBackend:
         """Forget gradients, those of an interrupted step for instance."""
         self.optimizer.zero_grad(set_to_none=True)
 
+    def resync(self, peers: Any, *, version: int) -> int:
+        """Overwrite weights, moments and step count with rank 0's; returns rank 0's ``version``."""
+        self.zero_grad()
+        facts = torch.tensor([self.num_steps, version, int(bool(self.optimizer.state))])
+        peers.broadcast_(facts, root=0)
+        self.num_steps, version, has_moments = facts.tolist()
+        if not has_moments:
+            self.optimizer.state.clear()
+        for parameter in self.decoder.parameters():
+            peers.broadcast_(parameter.data, root=0)
+            if has_moments:
+                state = self.optimizer.state[parameter]
+                for name in ("exp_avg", "exp_avg_sq"):
+                    peers.broadcast_(state.setdefault(name, torch.zeros_like(parameter)), root=0)
+                peers.broadcast_(state.setdefault("step", torch.zeros(())), root=0)
+        return version
+
     def state_dict(self) -> dict[str, Tensor]:
         """Weights by Hugging Face name, detached, not copied."""
         return self.decoder.weights()
@@ -136,6 +153,37 @@ class TorchBackend:
     def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights; the optimizer's moments stay."""
         load_weights(self.decoder, weights)
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """What AdamW keeps of each weight, as ``what/weight``, not copied; nothing before its first
+        step.
+        """
+        return {
+            f"{what}/{name}": value
+            for name, parameter in self.decoder.named_parameters()
+            for what, value in self.optimizer.state.get(parameter, {}).items()
+        }
+
+    def load_optimizer_state(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
+        """Put ``optimizer_state`` back, after ``num_steps`` steps of the learning rate's schedule.
+
+        ValueError, before anything is changed, for moments of weights that this model hasn't.
+        """
+        places = {name: i for i, (name, _) in enumerate(self.decoder.named_parameters())}
+        shapes = {name: p.shape for name, p in self.decoder.named_parameters()}
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            what, _, name = key.partition("/")
+            need = () if what == "step" else tuple(shapes.get(name, ()))
+            if name not in places or tuple(value.shape) != need:
+                raise ValueError(
+                    f"optimizer state: got {key} {tuple(value.shape)}, need {need} of a weight of "
+                    "this model. Load a checkpoint of the same model."
+                )
+            state.setdefault(places[name], {})[what] = value.clone()
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        self.num_steps = num_steps
 
 
 def check_loss(result: Any) -> tuple[Tensor, dict[str, Tensor]]:

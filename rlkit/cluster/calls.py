@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 
+from rlkit import device as devices
 from rlkit.batch import Batch
 from rlkit.functions import Shipped, ship
 from rlkit.metrics import StepMetrics
@@ -88,7 +89,8 @@ class Interrupted(RuntimeError):
 
 
 def detached(result: Any) -> Any:
-    """A result without its store, which does not travel in it."""
+    """A result as it travels: tensors in host memory, and no store in it."""
+    result = devices.to_host(result)
     for column in _columns(result):
         column.store = None
     if isinstance(result, Batch):

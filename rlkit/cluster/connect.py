@@ -52,17 +52,8 @@ def known_address(address: str | None) -> str | None:
 
 def local_options(kind: str, num_devices: int) -> dict[str, Any]:
     """Options of ray.init for a cluster of this machine with ``num_devices`` of a kind."""
-    resource = devices.platform(kind).ray_resource
-    options: dict[str, Any] = {
-        "address": "local",
-        "include_dashboard": False,
-        "object_store_memory": 1 << 30,
-    }
-    if resource == "CPU":
-        return options | {"num_cpus": num_devices}
-    if resource == "GPU":
-        return options | {"num_gpus": num_devices}
-    return options | {"resources": {resource: num_devices}}
+    options = {"address": "local", "include_dashboard": False, "object_store_memory": 1 << 30}
+    return options | devices.ray_options(kind, num_devices)
 
 
 def init(ray: Any, options: dict[str, Any]) -> None:
@@ -85,7 +76,7 @@ def import_ray() -> Any:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's idle workers, one a CPU, would compete with the start of ours, which are actors.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    logging.getLogger("ray._private.accelerators.npu").setLevel(logging.CRITICAL)
+    devices.quiet_detection()
     import ray
 
     return ray

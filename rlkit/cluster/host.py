@@ -12,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.cluster.calls import Failure, Interrupted, detached, incoming
@@ -26,9 +27,12 @@ CONTROL = "control"
 class WorkerHost:
     """One worker process."""
 
-    def __init__(self, name: str, *, threads: int) -> None:
+    def __init__(self, name: str, *, threads: int, hides: str | None = None) -> None:
+        """``hides`` names a kind of device that this process must not see, for it owns none."""
         import torch
 
+        if hides is not None:
+            devices.restrict(hides, [])
         torch.set_num_threads(threads)
         self.name = name
         self.worker: Any = None

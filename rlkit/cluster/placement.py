@@ -48,14 +48,7 @@ def options(kind: str, group: Any, bundle: int, *, owns: bool) -> dict[str, Any]
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     at = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-    resource = devices.platform(kind).ray_resource
-    taken: dict[str, Any] = {"num_cpus": 0}
-    if owns and resource == "CPU":
-        taken = {"num_cpus": 1}
-    elif owns and resource == "GPU":
-        taken["num_gpus"] = 1
-    elif owns:
-        taken["resources"] = {resource: 1}
+    taken = {"num_cpus": 0} | (devices.ray_options(kind, 1) if owns else {})
     return taken | {"scheduling_strategy": at}
 
 

@@ -91,7 +91,9 @@ class RayTransport:
         host_class = ray.remote(concurrency_groups={CONTROL: 1})(WorkerHost)
         self.hosts = [
             host_class.options(**self._options(rank)).remote(
-                f"{self.name}/{rank}", threads=cluster.threads
+                f"{self.name}/{rank}",
+                threads=cluster.threads,
+                hides=None if self.spec.takes_device else cluster.device,
             )
             for rank in range(self.n)
         ]

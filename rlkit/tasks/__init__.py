@@ -1,7 +1,18 @@
 """Tasks: generated prompts with verifiers, scoring, evaluation."""
 
 from rlkit.tasks.generated import add, countdown, reverse_digits, sort
+from rlkit.tasks.listed import from_list
 from rlkit.tasks.score import evaluate, score
-from rlkit.tasks.task import Task
+from rlkit.tasks.task import PromptStream, Task
 
-__all__ = ["Task", "add", "countdown", "evaluate", "reverse_digits", "score", "sort"]
+__all__ = [
+    "PromptStream",
+    "Task",
+    "add",
+    "countdown",
+    "evaluate",
+    "from_list",
+    "reverse_digits",
+    "score",
+    "sort",
+]

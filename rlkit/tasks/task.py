@@ -4,7 +4,8 @@ verifier.
 
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 
@@ -62,6 +63,15 @@ class Task:
             for step in range(start, start + steps)
         )
 
+    def stream(self, *, size: int, position: int = 0) -> "PromptStream":
+        """Batches of ``size`` training prompts without end, from prompt number ``position`` on."""
+        return PromptStream(self, size=size, position=position)
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this task's prompts from another's."""
+        prompt, answer = self.item(0)
+        return {"name": self.name, "seed": self.seed, "first": f"{prompt}{answer}"}
+
     def held_out(self, num: int) -> Batch:
         """The first ``num`` held-out prompts as one batch."""
         if num < 1:
@@ -78,6 +88,49 @@ class Task:
     def __repr__(self) -> str:
         prompt, answer = self.item(0)
         return f"Task({self.name!r}, first prompt {prompt!r} -> {answer!r})"
+
+
+class PromptStream:
+    """Batches of ``size`` training prompts without end.
+
+    ``position`` counts the prompts handed out. It is all that a resume needs: the prompt at a
+    position depends on the task alone, shuffles and epochs included. Group ids are positions, so
+    no two prompts of a run share one.
+    """
+
+    def __init__(self, task: Task, *, size: int, position: int = 0) -> None:
+        if size < 1 or position < 0:
+            raise ValueError(
+                f"stream: got size={size}, position={position}; need size >= 1, position >= 0."
+            )
+        self.task, self.size, self.position = task, size, position
+
+    def __iter__(self) -> "PromptStream":
+        return self
+
+    def __next__(self) -> Batch:
+        start, self.position = self.position, self.position + self.size
+        return self.task._batch(range(start, self.position), held_out=False)
+
+    def save_state(self) -> dict[str, Any]:
+        """Position and identity of the task, as plain values."""
+        return {"task": self.task.identity(), "position": self.position}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on at a saved position; ValueError if it is one of another task."""
+        self.check_state(state)
+        self.position = state["position"]
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """ValueError if a saved position is one of another task's prompts."""
+        if state["task"] != self.task.identity():
+            raise ValueError(
+                f"prompts: got a position in {state['task']}, this task is "
+                f"{self.task.identity()}; need the task, with the seed, that it was saved with."
+            )
+
+    def __repr__(self) -> str:
+        return f"PromptStream({self.task.name!r}, size={self.size}, position={self.position})"
 
 
 def prompt_batch(

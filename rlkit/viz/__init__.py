@@ -2,16 +2,20 @@
 
 from rlkit.viz.curves import plot_metric, plot_reward, plot_throughput
 from rlkit.viz.dashboard import Dashboard
+from rlkit.viz.memory import plot_memory
 from rlkit.viz.phases import plot_phases
 from rlkit.viz.style import PHASE_COLOURS, ROLE_COLOURS, use_style
+from rlkit.viz.timeline import plot_timeline
 
 __all__ = [
     "PHASE_COLOURS",
     "ROLE_COLOURS",
     "Dashboard",
+    "plot_memory",
     "plot_metric",
     "plot_phases",
     "plot_reward",
     "plot_throughput",
+    "plot_timeline",
     "use_style",
 ]

@@ -37,8 +37,8 @@ class PeerError(RuntimeError):
 class Collective:
     """Sums, broadcasts and barriers over a process group; each ends or errs within its timeout.
 
-    Over gloo a rank waits in Python, so that an interrupt reaches it. After a failure ``group`` is
-    replaced: workers keep this object.
+    A rank waits in Python, so that an interrupt reaches it. After a failure ``group`` is replaced:
+    workers keep this object.
     """
 
     def __init__(self, group: Any, *, rank: int, size: int, name: str) -> None:
@@ -64,7 +64,7 @@ class Collective:
         try:
             work = start()
             delay_s = 1e-5
-            while self.group.name() == "gloo" and not work.is_completed():
+            while not work.is_completed():
                 time.sleep(delay_s)
                 delay_s = min(2 * delay_s, 1e-3)
             work.wait()

@@ -14,7 +14,7 @@ from rlkit.models.pretrained import Pretrained
 from rlkit.reshard.plan import TensorFacts, facts_of
 from rlkit.rows import Rows
 from rlkit.store import Column
-from rlkit.workers import weights
+from rlkit.workers import memory, weights
 from rlkit.workers.context import Rendezvous, WorkerContext
 from rlkit.workers.stages import on_driver, stage
 
@@ -148,6 +148,10 @@ class RolloutWorker:
     def weights(self) -> dict[str, Tensor]:
         """The engine's weights by name, not copied."""
         return self.engine.weights()
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by category of the trace."""
+        return memory.of_engine(self.engine, self.staged)
 
     def weight_facts(self) -> list[TensorFacts]:
         """Name, shape and dtype of each weight."""

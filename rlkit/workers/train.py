@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlkit import trace
 from rlkit.backends.torch_backend import TorchBackend
 from rlkit.batch import Batch
 from rlkit.config import OptimConfig
@@ -21,8 +22,9 @@ from rlkit.reshard.plan import TensorFacts, facts_of
 from rlkit.rows import Rows, concat
 from rlkit.store import Column
 from rlkit.types import LossFn
-from rlkit.workers import weights
+from rlkit.workers import memory, state, weights
 from rlkit.workers.context import Rendezvous, WorkerContext
+from rlkit.workers.shards import Receipt
 from rlkit.workers.stages import stage
 
 TOKEN_BUDGET = 8192
@@ -49,6 +51,10 @@ class ReferenceWorker:
     def compute_logprobs(self, batch: Batch) -> Column:
         """Logprobs [B, T] of the response tokens, each at its row's sampling temperature."""
         return _compute_logprobs(self, batch, "ref_logprobs")
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by category of the trace."""
+        return memory.of_backend(self.backend)
 
 
 class ActorWorker:
@@ -121,6 +127,7 @@ class ActorWorker:
                 self.backend.forward_backward(piece, loss_fn)
                 for piece in local.microbatches(self.token_budget)
             ]
+            trace.sample_memory()  # here, gradients are there, too
             records.append((add_up(micro), self.backend.step()))
         self._version += 1
         return self._metrics(records, source_of(loss_fn))
@@ -140,6 +147,16 @@ class ActorWorker:
         same["actor/version"] = self.version
         same["actor/loss_hash"] = source.hash
         return StepMetrics(share, same=same, sources={source.hash: source})
+
+    def resync(self) -> None:
+        """Take weights, optimizer state and version from rank 0: after a call failed on a rank."""
+        peers = self.context.collective
+        if peers is not None:
+            self._version = self.backend.resync(peers, version=self._version)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held now, by category of the trace."""
+        return memory.of_backend(self.backend)
 
     def weights(self) -> dict[str, Tensor]:
         """Weights by Hugging Face name, not copied."""
@@ -171,6 +188,17 @@ class ActorWorker:
     def save_pretrained(self, folder: str | os.PathLike[str]) -> Path:
         """Write a Hugging Face checkpoint folder."""
         return pretrained.save(folder, self.spec, self.tokenizer, self.backend.state_dict())
+
+    def save_state(self, folder: str | os.PathLike[str]) -> Receipt | None:
+        """Write weights, optimizer state and version into a folder; the first rank does.
+
+        Returns each file's bytes and sha256.
+        """
+        return state.save(self, folder)
+
+    def load_state(self, folder: str | os.PathLike[str]) -> None:
+        """Go on from what ``save_state`` wrote; an error leaves the worker as it was."""
+        self._version = state.load(self, folder)
 
 
 def _compute_logprobs(worker: Any, batch: Batch, name: str) -> Column:

@@ -18,7 +18,7 @@ def grpo_loss(logprobs, batch):
 
 def run(cluster, *, n=1, steps=3, size=7, token_budget=8192):
     """A short GRPO run: rewards, response tokens and final weights."""
-    task, model = rk.tasks.reverse_digits(length=5), rk.models.tiny(pretrained="reverse_digits")
+    task, model = rk.tasks.reverse_digits(length=6), rk.models.tiny(pretrained="reverse_digits")
     rollout = cluster.spawn(rk.RolloutWorker, model, n=n)
     actor = cluster.spawn(rk.ActorWorker, model, lr=1e-3, n=n, token_budget=token_budget)
     reference = cluster.spawn(rk.ReferenceWorker, model, n=n)
@@ -59,6 +59,11 @@ def on_two(ray_cluster):
 
 def test_ray_samples_what_one_process_samples(local, on_ray):
     assert all(torch.equal(a, b) for a, b in zip(local[1], on_ray[1], strict=True))
+
+
+def test_the_run_has_something_to_learn_from(local):
+    assert torch.cat(local[0]).sum() > 0
+    assert local[3]["actor/grad_norm"] > 0
 
 
 def test_ray_ends_with_the_weights_of_one_process(local, on_ray):

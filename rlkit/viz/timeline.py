@@ -1,0 +1,189 @@
+"""Which worker did what when: one lane a worker, waits hatched, idle time written beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from rlkit.trace import check_spans, idle_fractions, is_inside, merged
+from rlkit.viz.phases import phase_colour
+from rlkit.viz.style import (
+    FIGURE_SIZE_IN,
+    INK,
+    PHASE_COLOURS,
+    axis_label,
+    check_source,
+    legend_above,
+    new_axes,
+)
+
+WAIT, STORE = "wait/", "store/"
+STORE_COLOUR = "#2f7f79"
+LANE = 0.78  # height of a lane's bars; lanes are 1 apart
+NESTED = 0.4  # height of a span inside another one
+RUN_GAP = 1.0  # lanes between two runs: room for the name
+LANE_IN, MARGIN_IN, MOST_IN = 0.3, 1.0, 14.0
+NARROW = 1 / 4000  # of the window: gaps and spans below it are drawn as wide as it
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """Spans of one worker of one run, its height on the y axis, its idle share."""
+
+    worker: str
+    y: float
+    spans: pd.DataFrame
+    idle: float
+
+
+def plot_timeline(
+    frame: pd.DataFrame | Mapping[str, pd.DataFrame],
+    *,
+    ax: Axes | None = None,
+    source: str = "measured",
+) -> Axes:
+    """A lane a worker, the driver first; colour by stage, hatched where it waits.
+
+    frame: `trace.frame()`, or a part of its rows; a dict {name: frame} stacks runs over one time
+    axis, each run from its own first start. Beside a lane stands its share of idle time
+    (`trace.idle_fractions`). Spans inside others are lower, so that both are seen. source:
+    "measured", "simulated" or "paper". Returns the axes.
+    """
+    label = axis_label("time since the first span", "s", check_source(source))
+    runs = _as_runs(frame)
+    lanes, titles, lowest = _lay_out(runs)
+    window_s = max(lane.spans["end_s"].to_numpy(float).max() for lane in lanes)
+    ax = new_axes(ax) if ax is not None else _tall_axes(lowest + 1)
+    for key in _stages(lanes):
+        _draw_stage(ax, lanes, key, narrow_s=window_s * NARROW)
+    for lane in lanes:
+        _write_idle(ax, lane)
+    for y, title in titles:
+        place = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": "small"}
+        ax.annotate(title, (0.0, y), weight="bold", color=INK, **place)
+    ax.set_xlim(0, window_s if window_s > 0 else 1)
+    ax.set_ylim(lowest + 0.6, min(-0.6, (titles[0][0] if titles else 0) - 0.5))
+    ax.set_yticks([lane.y for lane in lanes], [lane.worker for lane in lanes])
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel(label)
+    legend_above(ax)
+    return ax
+
+
+def _tall_axes(num_lanes: float) -> Axes:
+    ax = new_axes()
+    figure = ax.get_figure(root=True)
+    if figure is not None:
+        height_in = min(MOST_IN, max(2.0, MARGIN_IN + LANE_IN * num_lanes))
+        figure.set_size_inches(FIGURE_SIZE_IN[0], height_in)
+    return ax
+
+
+def _as_runs(frame: pd.DataFrame | Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    if not isinstance(frame, Mapping):
+        return {"": check_spans(frame)}
+    if not frame:
+        raise ValueError(
+            "frame: got a dict without runs, need {name: frame, ...}. Pass trace.frame() of each."
+        )
+    return {str(name): check_spans(each) for name, each in frame.items()}
+
+
+def _lay_out(
+    runs: dict[str, pd.DataFrame],
+) -> tuple[list[_Lane], list[tuple[float, str]], float]:
+    """Lanes from top to bottom, names of runs with their place, and the lowest lane's y."""
+    lanes, titles, y = [], [], 0.0
+    for name, frame in runs.items():
+        if name:
+            titles.append((y, name))
+            y += RUN_GAP
+        zero_s = frame["start_s"].min()
+        moved = frame.assign(start_s=frame["start_s"] - zero_s, end_s=frame["end_s"] - zero_s)
+        known = idle_fractions(frame)
+        idle = dict(zip(known["worker"], known["idle_fraction"], strict=True))
+        for worker in _in_order(moved):
+            spans = pd.DataFrame(moved[moved["worker"] == worker])
+            lanes.append(_Lane(worker, y, spans, idle[worker]))
+            y += 1.0
+    return lanes, titles, y - 1.0
+
+
+def _in_order(frame: pd.DataFrame) -> list[str]:
+    """The driver, then groups by their first start, ranks by number."""
+    groups: dict[str, float] = {}
+    for worker, start_s in zip(frame["worker"], frame["start_s"], strict=True):
+        group = worker.rpartition("/")[0] or worker
+        groups[group] = min(start_s, groups.get(group, start_s))
+
+    def key(worker: str) -> tuple[bool, float, str, int, str]:
+        group, _, rank = worker.rpartition("/")
+        group = group or worker
+        number = int(rank) if rank.isdigit() else 0
+        return worker != "driver", groups[group], group, number, worker
+
+    return sorted(dict.fromkeys(frame["worker"]), key=key)
+
+
+def _key(stage: str) -> str:
+    """What a stage is drawn as: reshard/transfer is reshard, every wait a wait."""
+    return stage.split("/")[0] if stage.split("/")[0] else stage
+
+
+def _stages(lanes: list[_Lane]) -> list[str]:
+    """Keys to draw, in the order of the legend: known phases, others, the store, waits."""
+    there = dict.fromkeys(_key(str(s)) for lane in lanes for s in lane.spans["stage"])
+    known = [name for name in PHASE_COLOURS if name in there]
+    last = [name for name in ("store", "wait") if name in there]
+    return known + [name for name in there if name not in PHASE_COLOURS and name not in last] + last
+
+
+def _draw_stage(ax: Axes, lanes: list[_Lane], key: str, *, narrow_s: float) -> None:
+    """All spans of one key as one artist a height; only the first has a label."""
+    others = [name for name in _stages(lanes) if name not in PHASE_COLOURS]
+    others = [name for name in others if name not in ("store", "wait")]
+    if key == "wait":
+        look = {"facecolor": "white", "edgecolor": "#9a9da5", "hatch": "//////", "linewidth": 0.0}
+    else:
+        colour = STORE_COLOUR if key == "store" else phase_colour(key, others)
+        look = {"facecolor": colour, "linewidth": 0.0}
+    label = {"wait": "waiting", "store": "store"}.get(key, key)
+    order = {"wait": 2.4, "store": 2.6}.get(key, 2.0)
+    for lane in lanes:
+        times = lane.spans[["start_s", "end_s"]].to_numpy(float)
+        inside = np.array(is_inside(times.tolist()), dtype=bool)
+        mine = np.array([_key(str(s)) == key for s in lane.spans["stage"]], dtype=bool)
+        for chosen, height in ((mine & ~inside, LANE), (mine & inside, NESTED)):
+            bars = merged(times[chosen], gap_s=narrow_s)
+            if not len(bars):
+                continue
+            widths = np.maximum(bars[:, 1] - bars[:, 0], narrow_s)
+            nested = height == NESTED
+            ax.broken_barh(
+                list(zip(bars[:, 0], widths, strict=True)),
+                (lane.y - height / 2, height),
+                zorder=order + 0.1 * nested,
+                label=label,
+                **look,
+            )
+            label = "_nolegend_"
+
+
+def _write_idle(ax: Axes, lane: _Lane) -> None:
+    text = "–" if np.isnan(lane.idle) else f"idle {lane.idle:.0%}"
+    ax.annotate(
+        text,
+        (1.0, lane.y),
+        xycoords=("axes fraction", "data"),
+        xytext=(5, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize="small",
+        color=INK,
+    )
