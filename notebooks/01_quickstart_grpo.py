@@ -148,8 +148,9 @@ rk.viz.plot_phases(log.frame());
 # The last batch can be looked at: which of the eight responses to one prompt were right, and what advantage that gave.
 
 # %%
-group = next(batch.groups())
-group.frame()[["prompt", "response", "answer", "rewards", "policy_version"]]
+groups = [group for group in batch.groups() if group["rewards"].std() > 0]
+group = groups[0] if groups else next(batch.groups())
+group.frame()[["prompt", "response", "answer", "rewards", "advantages", "policy_version"]]
 
 # %% [markdown]
 # ## After training

@@ -423,5 +423,5 @@ class Batch:
 
     def _repr_html_(self) -> str:
         groups = len(np.unique(self.meta["group_ids"]))
-        facts = [column.facts() for _, column in sorted(self.columns.items())]
+        facts = [c.facts() | {"column": name} for name, c in sorted(self.columns.items())]
         return table(f"Batch: {len(self)} rows, {groups} groups", facts, limit=30)

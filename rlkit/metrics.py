@@ -203,7 +203,7 @@ class MetricLog:
         return lambda: self._listeners.remove(callback) if callback in self._listeners else None
 
     def frame(self) -> Any:
-        """DataFrame, a row a record, columns in order of first appearance.
+        """DataFrame, a row a record: step and reward first, then in order of appearance.
 
         Units are in ``GLOSSARY``.
         """
@@ -211,7 +211,9 @@ class MetricLog:
 
         with self._lock:
             records = list(self.records)
-        return pd.DataFrame(records, columns=None if records else ["step"])
+        found = dict.fromkeys(name for record in records for name in record)
+        first = [name for name in ("step", "reward") if name in found] or ["step"]
+        return pd.DataFrame(records, columns=[*first, *(n for n in found if n not in first)])
 
     def tidy(self, **facts: Any) -> Any:
         """DataFrame, a row a number.

@@ -250,7 +250,8 @@ class Column:
         if self.pending or not self.parts:
             return {"column": self.name, "kind": "pending", "bytes": "", "where": ""}
         part, places = self.parts[0], sorted({part.place[:8] for part in self.parts})
-        kind = f"{part.kind} {part.dtype}" + (" (expands)" if self.expands else "")
+        kind = part.kind if part.kind == "objects" else f"{part.kind} {part.dtype}"
+        kind += " (expands)" if self.expands else ""
         where = ", ".join(places[:4])
         return {"column": self.name, "kind": kind, "bytes": f"{self.nbytes:,}", "where": where}
 

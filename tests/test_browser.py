@@ -75,9 +75,15 @@ def run_all(page, address):
     page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=120_000)
     idle = "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'"
     page.wait_for_function(idle, timeout=120_000)
-    page.locator(".jp-Notebook").first.click()
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    started = page.locator(".jp-InputPrompt", has_text="[")
+    for _ in range(5):  # a click that comes before the kernel is ready does nothing
+        page.locator(".jp-Notebook").first.click()
+        page.get_by_role("menuitem", name="Run", exact=True).click()
+        page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+        page.wait_for_timeout(5_000)
+        if any(text.strip("[]: ") for text in started.all_inner_texts()):
+            return
+    raise AssertionError("no cell started after five clicks on Run All Cells")
 
 
 @pytest.mark.usefixtures("nothing_left_running")

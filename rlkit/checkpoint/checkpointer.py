@@ -122,6 +122,8 @@ class Checkpointer:
             try:
                 saved = self._write(content, parts, log)
             except OSError as error:
+                if error.errno is None:  # one of rlkit's own, which explains itself
+                    raise
                 raise self._explained(error, step) from error
         self._ours = True
         size = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
@@ -198,8 +200,6 @@ class Checkpointer:
         return [*every[-self.keep_last :], *kept[:1]]
 
     def _explained(self, error: OSError, step: int) -> OSError:
-        if error.errno is None:  # a TimeoutError of a group call explains itself
-            return error
         free = shutil.disk_usage(self.path).free / 2**30 if self.path.is_dir() else 0.0
         return OSError(
             error.errno,

@@ -4,6 +4,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -49,6 +50,8 @@ def merge(results: Sequence[Any], batch: Batch | None) -> Any:
         return StepMetrics.merge(results)
     if all(result is None for result in results):
         return None
+    if isinstance(first, Path):  # written once, by the first rank
+        return first
     return first if len(results) == 1 else list(results)
 
 

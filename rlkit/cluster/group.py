@@ -1,5 +1,7 @@
 """WorkerGroup: the worker's own method names, run on all its ranks."""
 
+import functools
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -27,6 +29,10 @@ class Transport(Protocol):
 
     def kill(self) -> None:
         """End the workers."""
+        ...
+
+    def check_open(self, method: str) -> None:
+        """RuntimeError if the cluster was shut down."""
         ...
 
     def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
@@ -95,6 +101,14 @@ class WorkerGroup:
         self.methods = public_methods(cls)
         self._transport, self._store, self._describe = transport, store, describe
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "methods" in self.__dict__ and not name.startswith("_"):
+            raise AttributeError(
+                f"{self.name}.{name} = ...: a group has no attributes to set, its workers are "
+                "other processes. Pass it to spawn, or give the worker class a method for it."
+            )
+        super().__setattr__(name, value)
+
     @property
     def in_process(self) -> bool:
         """Whether the worker is an object of this process."""
@@ -115,7 +129,7 @@ class WorkerGroup:
             raise AttributeError(name)
         methods = self.__dict__.get("methods", {})
         if name in methods:
-            return lambda *args, **kwargs: self._call(name, args, kwargs)
+            return _documented(methods[name], lambda *a, **k: self._call(name, a, k))
         if isinstance(getattr(self.__dict__.get("cls"), name, None), property):
             values = self._start("__getattribute__", (name,), {}).result()
             ranks = values if isinstance(values, list) else [values]
@@ -136,6 +150,7 @@ class WorkerGroup:
         return Column(column, self._store, batch.uids, lambda: future.result().parts)
 
     def _start(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future:
+        self._transport.check_open(name)
         method = self.methods.get(name)
         prepare = getattr(method, "__rlkit_prepare__", None)
         if prepare is not None:
@@ -178,10 +193,20 @@ class _Submit:
             raise AttributeError(
                 f"{self._group.name}: got {name!r}, need one of {sorted(self._group.methods)}."
             )
-        return lambda *args, **kwargs: self._group._start(name, args, kwargs)
+        method = self._group.methods[name]
+        return _documented(method, lambda *a, **k: self._group._start(name, a, k))
 
     def __dir__(self) -> list[str]:
         return sorted(self._group.methods)
+
+
+def _documented(method: Callable[..., Any], call: Callable[..., Any]) -> Callable[..., Any]:
+    """``call`` with the method's name, documentation and signature, without its self."""
+    call = functools.wraps(method)(call)
+    signature = inspect.signature(method)
+    parameters = [p for name, p in signature.parameters.items() if name != "self"]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return call
 
 
 def _first_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Batch | None:

@@ -26,7 +26,8 @@ def launch(
     backend: ``ray`` starts Ray on this machine (or joins the one at ``address``); ``local`` runs
     all workers in this process. devices: ``cpu``, an accelerator's name, or ``auto`` for what the
     machine has. num_devices: how many workers fit (a CPU counts as 8 devices, which share its
-    cores). seed: of all sampling. threads_per_worker: CPU threads of each worker process.
+    cores). seed: of all sampling. threads_per_worker: CPU threads of each worker process, with
+    ``local`` of this one.
     timeout_s: limit of every wait.
     """
     return _launch(backend, devices, num_devices, seed, address, threads_per_worker, timeout_s)
@@ -49,6 +50,11 @@ def _launch(
         raise ValueError(f"timeout_s: got {timeout_s}, need more than 0 seconds.")
     facts = device.platform(kind)
     found = device.num_devices(facts.kind)
+    if found == 0 and address is None:
+        raise ValueError(
+            f"launch: got devices={kind!r}, and this machine has none that this torch can use. "
+            "Use devices='auto' or 'cpu', or address= of a cluster that has them."
+        )
     wanted = num_devices or (max(8, found) if facts is device.CPU else found)
     if facts is not device.CPU and address is None and wanted > found:
         raise ValueError(
@@ -57,7 +63,7 @@ def _launch(
             "Use fewer, devices='cpu', or address= of a cluster that has them."
         )
     if backend == "local":
-        return LocalCluster(device=facts.kind, seed=seed)
+        return LocalCluster(device=facts.kind, seed=seed, threads=threads)
     while _current:
         old = _current.pop()
         if old.open:

@@ -17,7 +17,12 @@ from rlkit.workers.context import WorkerContext
 class LocalCluster:
     """Workers as objects of this process; made by ``rk.launch(backend="local")``."""
 
-    def __init__(self, *, device: str, seed: int) -> None:
+    def __init__(self, *, device: str, seed: int, threads: int = 1) -> None:
+        import torch
+
+        torch.set_num_threads(
+            threads
+        )  # small models gain nothing from more, and lose on a busy CPU
         self.device, self.seed, self.num_devices = device, seed, 1
         self.groups: dict[str, WorkerGroup] = {}
         self.open = True
@@ -26,7 +31,7 @@ class LocalCluster:
         self,
         cls: type,
         *args: Any,
-        n: int = 1,
+        n: int | None = None,
         layout: Layout | None = None,
         colocate_with: WorkerGroup | None = None,
         name: str | None = None,
@@ -35,7 +40,7 @@ class LocalCluster:
         """One worker of ``cls(*args, **kwargs)`` in this process; several need a Ray cluster."""
         if not self.open:
             raise RuntimeError("cluster: it was shut down; launch a new one.")
-        if n != 1 or (layout is not None and layout.num_devices != 1):
+        if n not in (None, 1) or (layout is not None and layout.num_devices != 1):
             raise ValueError(
                 f"spawn: got {n} workers, need n=1: backend='local' has one process. "
                 "Use rk.launch() for a Ray cluster."
@@ -96,11 +101,13 @@ class _InProcess:
     def kill(self) -> None:
         self.worker = None
 
-    def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
+    def check_open(self, method: str) -> None:
         if not self.cluster.open:
             raise RuntimeError(
                 f"{self.name}.{method}: the cluster was shut down; launch a new one."
             )
+
+    def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
         start = time.time()
         result = getattr(self.worker, method)(

@@ -100,19 +100,21 @@ class RayCluster:
         self,
         cls: type,
         *args: Any,
-        n: int = 1,
+        n: int | None = None,
         layout: Layout | None = None,
         colocate_with: WorkerGroup | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> WorkerGroup:
-        """``n`` data-parallel workers of ``cls(*args, **kwargs)``, a device each, or on the devices
-        of ``colocate_with``.
+        """``n`` data-parallel workers of ``cls(*args, **kwargs)``, a device each.
 
-        ``layout`` names the same number by dimension. Classes and functions travel by value.
+        With ``colocate_with`` they share that group's devices, and ``n`` is its size. ``layout``
+        names the same number by dimension. Classes and functions travel by value.
         """
         self._check_open("spawn")
         n = layout.num_devices if layout is not None else n
+        if n is None:
+            n = 1 if colocate_with is None else len(colocate_with)
         if not isinstance(cls, type):
             raise TypeError(f"spawn: got {cls!r}, need a worker class.")
         if n < 1:

@@ -64,6 +64,13 @@ class RayStore:
         self.__init__(**state)
         self.owner = False
 
+    def _check_open(self, what: str) -> None:
+        if not self.actors:
+            raise RuntimeError(
+                f"{what}: the cluster that held these rows was shut down. Read what you need "
+                "before that, such as kept = batch.load() or frame = batch.frame()."
+            )
+
     @property
     def place(self) -> str:
         """Node id of this process, or a node that has a store."""
@@ -76,6 +83,7 @@ class RayStore:
 
     def put(self, name: str, uids: np.ndarray, rows: Rows) -> Part:
         """Keep rows on this node."""
+        self._check_open(f"writing {name!r}")
         key = new_key(name, f"{self._name}.{os.getpid()}")
         self._get([self.actors[self.place].put.remote(key, uids, rows)], f"writing {name!r}")
         part = Part(key=key, place=self.place, uids=uids, rows=rows, name=name)
@@ -88,6 +96,7 @@ class RayStore:
 
     def fetch(self, requests: Sequence[tuple[Part, np.ndarray]]) -> list[Rows]:
         """Rows of each (part, uids), one message a node."""
+        self._check_open(f"reading {sorted({part.key.split('#')[0] for part, _ in requests})}")
         by_place: dict[str, list[int]] = defaultdict(list)
         for i, (part, _) in enumerate(requests):
             by_place[part.place].append(i)

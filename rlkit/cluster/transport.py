@@ -169,11 +169,15 @@ class RayTransport:
 
     # ---- calls ----
 
+    def check_open(self, method: str) -> None:
+        """RuntimeError if the cluster was shut down, ConnectionError if it is lost."""
+        self.cluster._check_open(f"{self.name}.{method}")
+
     def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Ticket:
         """Begin a call on all ranks."""
         import ray
 
-        self.cluster._check_open(f"{self.name}.{method}")
+        self.check_open(method)
         self._settle()
         payload = ray.put((args, kwargs))
         refs = [host.call.remote(method, payload, stage, call) for host in self.hosts]

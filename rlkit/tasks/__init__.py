@@ -3,7 +3,7 @@
 from rlkit.tasks.generated import add, countdown, reverse_digits, sort
 from rlkit.tasks.listed import from_list
 from rlkit.tasks.score import evaluate, score
-from rlkit.tasks.task import PromptStream, Task
+from rlkit.tasks.task import PromptStream, Task, prompt_batch
 
 __all__ = [
     "PromptStream",
@@ -12,6 +12,7 @@ __all__ = [
     "countdown",
     "evaluate",
     "from_list",
+    "prompt_batch",
     "reverse_digits",
     "score",
     "sort",

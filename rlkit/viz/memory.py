@@ -85,9 +85,10 @@ def _from_spans(frame: pd.DataFrame) -> pd.DataFrame:
         )
     totals = frame["peak/allocated_bytes"].to_numpy(float, na_value=np.nan)
     fullest: dict[tuple[str, str], int] = {}
+    workers, stages = frame["worker"].to_numpy(str), frame["stage"].to_numpy(str)
     for row in np.flatnonzero(~np.isnan(totals)).tolist():
-        worker = str(frame["worker"].iat[row])
-        key = str(frame["stage"].iat[row]).split("/")[0], worker.rpartition("/")[0] or worker
+        worker = str(workers[row])
+        key = str(stages[row]).split("/")[0], worker.rpartition("/")[0] or worker
         if key not in fullest or totals[row] > totals[fullest[key]]:
             fullest[key] = row
     names = list(PHASE_COLOURS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
@@ -106,7 +107,10 @@ def new_axes(ax: Axes | None = None) -> Axes:
     """The axes to draw on: `ax` itself, or those of a new figure in rlkit's style."""
     if ax is None:
         with plt.rc_context(_style_rc()):
-            return plt.subplots(figsize=FIGURE_SIZE_IN, layout="constrained")[1]
+            axes = plt.subplots(figsize=FIGURE_SIZE_IN, layout="constrained")[1]
+            shown = matplotlib.is_interactive()  # the first figure of a kernel may switch it on,
+        matplotlib.interactive(shown)  # and leaving the context would switch it off for good
+        return axes
     if not isinstance(ax, Axes):
         raise TypeError(
             f"ax: got {type(ax).__name__}, need a matplotlib Axes. "

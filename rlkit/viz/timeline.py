@@ -36,7 +36,12 @@ class _Lane:
 
     worker: str
     y: float
-    spans: pd.DataFrame
+    times: np.ndarray
+    """[spans, 2] start and end, s."""
+    keys: np.ndarray
+    """[spans] what each is drawn as."""
+    inside: np.ndarray
+    """[spans] whether it lies in another one."""
     idle: float
 
 
@@ -56,10 +61,11 @@ def plot_timeline(
     label = axis_label("time since the first span", "s", check_source(source))
     runs = _as_runs(frame)
     lanes, titles, lowest = _lay_out(runs)
-    window_s = max(lane.spans["end_s"].to_numpy(float).max() for lane in lanes)
+    window_s = max(lane.times.max() for lane in lanes)
     ax = new_axes(ax) if ax is not None else _tall_axes(lowest + 1)
-    for key in _stages(lanes):
-        _draw_stage(ax, lanes, key, narrow_s=window_s * NARROW)
+    stages = _stages(lanes)
+    for key in stages:
+        _draw_stage(ax, lanes, key, stages, narrow_s=window_s * NARROW)
     for lane in lanes:
         _write_idle(ax, lane)
     for y, title in titles:
@@ -104,23 +110,27 @@ def _lay_out(
         if name:
             titles.append((y, name))
             y += RUN_GAP
-        zero_s = frame["start_s"].min()
-        moved = frame.assign(start_s=frame["start_s"] - zero_s, end_s=frame["end_s"] - zero_s)
         known = idle_fractions(frame)
         idle = dict(zip(known["worker"], known["idle_fraction"], strict=True))
-        for worker in _in_order(moved):
-            spans = pd.DataFrame(moved[moved["worker"] == worker])
-            lanes.append(_Lane(worker, y, spans, idle[worker]))
+        times = frame[["start_s", "end_s"]].to_numpy(float)
+        times = times - times.min()
+        names = frame["worker"].to_numpy(str)
+        keys = np.array([_key(str(stage)) for stage in frame["stage"]], dtype=object)
+        for worker in _in_order(names, times[:, 0]):
+            mine = names == worker
+            inside = np.array(is_inside(times[mine].tolist()), dtype=bool)
+            lanes.append(_Lane(worker, y, times[mine], keys[mine], inside, idle[worker]))
             y += 1.0
     return lanes, titles, y - 1.0
 
 
-def _in_order(frame: pd.DataFrame) -> list[str]:
+def _in_order(workers: np.ndarray, starts_s: np.ndarray) -> list[str]:
     """The driver, then groups by their first start, ranks by number."""
     groups: dict[str, float] = {}
-    for worker, start_s in zip(frame["worker"], frame["start_s"], strict=True):
+    for worker in np.unique(workers).tolist():
         group = worker.rpartition("/")[0] or worker
-        groups[group] = min(start_s, groups.get(group, start_s))
+        first_s = starts_s[workers == worker].min()
+        groups[group] = min(first_s, groups.get(group, first_s))
 
     def key(worker: str) -> tuple[bool, float, str, int, str]:
         group, _, rank = worker.rpartition("/")
@@ -128,7 +138,7 @@ def _in_order(frame: pd.DataFrame) -> list[str]:
         number = int(rank) if rank.isdigit() else 0
         return worker != "driver", groups[group], group, number, worker
 
-    return sorted(dict.fromkeys(frame["worker"]), key=key)
+    return sorted(np.unique(workers).tolist(), key=key)
 
 
 def _key(stage: str) -> str:
@@ -138,16 +148,17 @@ def _key(stage: str) -> str:
 
 def _stages(lanes: list[_Lane]) -> list[str]:
     """Keys to draw, in the order of the legend: known phases, others, the store, waits."""
-    there = dict.fromkeys(_key(str(s)) for lane in lanes for s in lane.spans["stage"])
+    there = dict.fromkeys(key for lane in lanes for key in lane.keys)
     known = [name for name in PHASE_COLOURS if name in there]
     last = [name for name in ("store", "wait") if name in there]
     return known + [name for name in there if name not in PHASE_COLOURS and name not in last] + last
 
 
-def _draw_stage(ax: Axes, lanes: list[_Lane], key: str, *, narrow_s: float) -> None:
-    """All spans of one key as one artist a height; only the first has a label."""
-    others = [name for name in _stages(lanes) if name not in PHASE_COLOURS]
-    others = [name for name in others if name not in ("store", "wait")]
+def _draw_stage(
+    ax: Axes, lanes: list[_Lane], key: str, stages: list[str], *, narrow_s: float
+) -> None:
+    """All spans of one key, bars of a height and lane as one artist; only the first has a label."""
+    others = [name for name in stages if name not in (*PHASE_COLOURS, "store", "wait")]
     if key == "wait":
         look = {"facecolor": "white", "edgecolor": "#9a9da5", "hatch": "//////", "linewidth": 0.0}
     else:
@@ -156,11 +167,9 @@ def _draw_stage(ax: Axes, lanes: list[_Lane], key: str, *, narrow_s: float) -> N
     label = {"wait": "waiting", "store": "store"}.get(key, key)
     order = {"wait": 2.4, "store": 2.6}.get(key, 2.0)
     for lane in lanes:
-        times = lane.spans[["start_s", "end_s"]].to_numpy(float)
-        inside = np.array(is_inside(times.tolist()), dtype=bool)
-        mine = np.array([_key(str(s)) == key for s in lane.spans["stage"]], dtype=bool)
-        for chosen, height in ((mine & ~inside, LANE), (mine & inside, NESTED)):
-            bars = merged(times[chosen], gap_s=narrow_s)
+        mine = lane.keys == key
+        for chosen, height in ((mine & ~lane.inside, LANE), (mine & lane.inside, NESTED)):
+            bars = merged(lane.times[chosen], gap_s=narrow_s)
             if not len(bars):
                 continue
             widths = np.maximum(bars[:, 1] - bars[:, 0], narrow_s)

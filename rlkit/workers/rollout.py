@@ -28,6 +28,12 @@ def reserve_samples(
 
     Number the samples, so that drawing again gives new uids.
     """
+    if not isinstance(prompts, Batch):
+        raise TypeError(
+            f"generate: got {type(prompts).__name__}, need a batch of prompts: of a task, or "
+            "rk.tasks.prompt_batch([(prompt, answer), ...], tokenizer=model.tokenizer, "
+            "group_ids=[...])."
+        )
     if n < 1:
         raise ValueError(f"n: got {n}, need at least 1 response a prompt.")
     if not len(prompts):
