@@ -251,6 +251,8 @@ def test_a_process_killed_anywhere_in_a_save_leaves_whole_checkpoints(checkpoint
         found = rk.Checkpointer(folder)
         found.load(**run.parts)
         lived = save_in_a_child(found, run, batch, kill_in_call=calls)
+        for each in rk.checkpoint.folder.saved(folder):  # whatever has a name is whole
+            each.verify(each.index()["files"])
         restored = rk.Checkpointer(folder).load(**other.parts)
         assert restored.counters == {"saved": restored.step}
         assert len(restored.batches["next"]["response"]) == {1: 6, 2: 2}[restored.step]
