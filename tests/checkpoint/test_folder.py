@@ -21,17 +21,29 @@ from rlkit.workers import shards
 LIMIT_S = 2.0
 
 
-@pytest.fixture
-def run():
-    return train(make_run(rk.launch(backend="local")), None, steps=1)
-
-
-@pytest.fixture
-def checkpoint(tmp_path, run):
-    """Saved after steps 0 and 1, with rows in flight; counters say which save it was."""
-    found = rk.Checkpointer(tmp_path / "run")
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A run of one step, and a folder where it is saved as of steps 0 and 1, with rows in flight;
+    counters say which save it was.
+    """
+    run = train(make_run(rk.launch(backend="local")), None, steps=1)
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    checkpoint = rk.Checkpointer(folder)
     for step in range(2):
-        save(found, run, step)
+        save(checkpoint, run, step)
+    return run, folder
+
+
+@pytest.fixture
+def run(saved):
+    return saved[0]
+
+
+@pytest.fixture
+def checkpoint(saved, tmp_path):
+    """A copy of the folder, and the run as it was when it was saved there."""
+    found = rk.Checkpointer(shutil.copytree(saved[1], tmp_path / "run"))
+    found.load(**saved[0].parts)
     return found
 
 
