@@ -119,6 +119,7 @@ def test_too_many_workers_say_what_is_needed_and_free(ray_cluster):
 
 
 def test_a_group_nobody_names_frees_its_devices_and_process(ray_cluster):
+    gc.collect()  # groups of other tests
     group, before = ray_cluster.spawn(Toy, name="forgotten"), ray_cluster.num_devices_in_use
     pid = group.pid()
     del group
