@@ -1,90 +1,143 @@
 """What the trace costs: seconds of a quickstart step with it and without, and of one span.
 
-    python benchmarks/trace.py --repeats 5 --steps 12
+    python benchmarks/trace.py --repeats 4 --steps 40
 
-The same seeds, one process (backend="local"), one thread; runs with and without take turns, so that
-a machine that is busy with something else now and then is so for both. CPU seconds of the process
-are what it computed, whoever else was computing.
+One process (backend="local"), one thread. Steps with and without take turns within a run, and every
+other run begins with the other kind, so that both do the same steps, on a machine that is as busy
+with other work. Still, the ratio is only good to 1 or 2 %, as two medians without the trace show
+(--control). So the time that spans themselves take is measured too, inside a run.
 """
 
 import argparse
+import itertools
 import statistics
 import time
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 
 import rlkit as rk
 from rlkit import trace
 
+KINDS = ("wall", "CPU")
 
-def step_seconds(recorded: trace.Trace, *, steps: int) -> tuple[list[float], list[float]]:
-    """Wall and CPU seconds of the steps of a run whose spans go to ``recorded``, but the first."""
-    cpu_s: list[float] = []
+
+def step_seconds(traces: list[trace.Trace], *, steps: int) -> list[list[tuple[float, float]]]:
+    """(wall, CPU) seconds of the steps of a run, by trace, which take turns; the first is left out.
+
+    The first step also allocates what later ones use.
+    """
+    seconds: list[list[tuple[float, float]]] = [[] for _ in traces]
+    turns, marks = itertools.cycle(range(len(traces))), []
     task = rk.tasks.reverse_digits(length=6, seed=0)
     model = rk.models.tiny(pretrained="reverse_digits")
     config = rk.recipes.GRPOConfig(steps=steps + 1, eval_every=0)
-    with trace.use(recorded), rk.launch(devices="cpu", backend="local", seed=0) as cluster:
-        log = rk.recipes.grpo(
-            cluster, model, task, config, on_step=lambda log: cpu_s.append(time.process_time())
-        )
-    return log.frame()["time/step_s"].tolist()[1:], [b - a for a, b in pairwise(cpu_s)]
+    with ExitStack() as used, rk.launch(devices="cpu", backend="local", seed=0) as cluster:
+
+        def on_step(log: rk.MetricLog) -> None:
+            now = time.perf_counter(), time.process_time()
+            if marks:
+                turn, start = marks[-1]
+                seconds[turn].append((now[0] - start[0], now[1] - start[1]))
+            turn = next(turns)
+            used.close()
+            used.enter_context(trace.use(traces[turn]))
+            marks.append((turn, (time.perf_counter(), time.process_time())))
+
+        rk.recipes.grpo(cluster, model, task, config, on_step=on_step)
+    return seconds
 
 
-def span_us(num: int = 20_000) -> float:
-    """Microseconds of one span without memory."""
+@contextmanager
+def timed_spans() -> Iterator[list[float]]:
+    """Seconds that spans themselves take inside the ``with``, memory included, as a list of one."""
+    total, kept = [0.0], {}
+
+    def timed(name: str) -> Callable[..., object]:
+        method = kept[name] = getattr(trace.OpenSpan, name)
+
+        def run(*args: object) -> object:
+            start = time.perf_counter()
+            try:
+                return method(*args)
+            finally:
+                total[0] += time.perf_counter() - start
+
+        return run
+
+    for name in ("__init__", "__enter__", "__exit__"):
+        setattr(trace.OpenSpan, name, timed(name))
+    yield total
+    for name, method in kept.items():
+        setattr(trace.OpenSpan, name, method)
+
+
+def microseconds(body: Callable[[], object], *, num: int, repeats: int = 9) -> float:
+    """CPU microseconds of one call: the median over some repeats."""
+    found = []
     with trace.use(trace.Trace()):
-        start = time.perf_counter()
-        for _ in range(num):
-            with trace.span("store/put", rows=256, bytes=4096):
-                pass
-        return (time.perf_counter() - start) / num * 1e6
+        for _ in range(repeats):
+            start = time.process_time()
+            for _ in range(num):
+                body()
+            found.append((time.process_time() - start) / num * 1e6)
+    return statistics.median(found)
 
 
-def stage_us(num: int = 500) -> float:
-    """Microseconds of one stage call of a trained actor, its memory sampled at both ends."""
+def span() -> None:
+    """A span without memory."""
+    with trace.span("store/put", rows=256, bytes=4096):
+        pass
+
+
+def stage_of_actor() -> Callable[[], None]:
+    """A stage call of an actor with moments and gradients, its memory looked at as after long work.
+
+    A call of under ``trace.memory.QUICK_S`` that changes nothing would be quicker.
+    """
     worker = rk.ActorWorker(rk.models.tiny(pretrained="reverse_digits"))
+    worker.backend.step()
     for parameter in worker.backend.decoder.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    worker.backend.step()
-    with trace.use(trace.Trace()):
-        start = time.perf_counter()
-        for _ in range(num):
-            with trace.stage_span("update", worker, worker="actor/0"):
-                pass
-        return (time.perf_counter() - start) / num * 1e6
+
+    meter, trace.memory.QUICK_S = trace.Meter(worker), 0.0
+
+    def stage() -> None:
+        with trace.stage_span("update", meter, worker="actor/0"):
+            pass
+
+    return stage
 
 
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--repeats", type=int, default=4, help="runs")
+    parser.add_argument("--steps", type=int, default=40, help="steps a run, half of them traced")
+    parser.add_argument("--control", action="store_true", help="both without the trace")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    kinds = ("wall", "CPU")
-    seconds = {(name, kind): [] for name in ("on", "off") for kind in kinds}
-    recorded = trace.Trace()
-    for _ in range(args.repeats):
-        recorded = trace.Trace()
-        for name, each in (("on", recorded), ("off", trace.Trace(limit=0))):
-            for kind, found in zip(kinds, step_seconds(each, steps=args.steps), strict=True):
-                seconds[name, kind] += found
-    medians = {key: statistics.median(each) for key, each in seconds.items()}
-    spans, stages = statistics.median(span_us() for _ in range(5)), stage_us()
-    frame = recorded.frame()
-    sampled = frame.filter(like="after/allocated").notna().to_numpy().any(axis=1).sum()
-    per_step, sampled = len(frame) / (args.steps + 1), sampled / (args.steps + 1)
-    computed_s = ((per_step - sampled) * spans + sampled * stages) / 1e6
-    print(f"medians of {len(seconds['on', 'CPU'])} steps each")
-    for kind in kinds:
-        on, off = medians["on", kind], medians["off", kind]
-        print(
-            f"{kind:4} s a step: {on:.5f} with the trace, {off:.5f} without, ratio {on / off:.4f}"
-        )
-    print(f"a span: {spans:.2f} us, {per_step:.0f} a step")
-    print(f"a stage call with memory: {stages:.2f} us, {sampled:.0f} of them")
-    print(f"spans x their cost: {computed_s / medians['off', 'wall']:.2%} of a step")
+    recorded, off = trace.Trace(limit=0 if args.control else 100_000), trace.Trace(limit=0)
+    traced, untraced = [], []
+    for repeat in range(args.repeats):
+        order = [recorded, off] if repeat % 2 == 0 else [off, recorded]
+        seconds = step_seconds(order, steps=args.steps)
+        traced += seconds[repeat % 2]
+        untraced += seconds[1 - repeat % 2]
+    print(f"{len(traced)} steps with the trace, {len(untraced)} without, medians:")
+    for number, kind in enumerate(KINDS):
+        on, without = (statistics.median(s[number] for s in each) for each in (traced, untraced))
+        print(f"{kind:4} s a step: {on:.5f} and {without:.5f}, ratio {on / without:.4f}")
+    if args.control:
+        return
+    spans, num_spans = trace.Trace(), len(recorded.since(0)) / len(traced)
+    with timed_spans() as total:
+        (walls,) = step_seconds([spans], steps=args.steps)
+    share = total[0] / sum(wall for wall, _ in walls)
+    print(f"spans themselves: {share:.2%} of a run's time, {num_spans:.0f} spans a step")
+    print(f"a span: {microseconds(span, num=5000):.2f} us")
+    print(f"a stage call with its memory: {microseconds(stage_of_actor(), num=200):.2f} us")
 
 
 if __name__ == "__main__":

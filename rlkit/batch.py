@@ -19,7 +19,7 @@ from rlkit import planning
 from rlkit.columns import META, Applied, as_rows, bound_rows, check_shape, int_array, missing
 from rlkit.html import table
 from rlkit.rows import Rows
-from rlkit.store import Column, LocalStore, join
+from rlkit.store import Column, LocalStore, Part, join
 from rlkit.types import RowStore
 
 logger = logging.getLogger("rlkit.batch")
@@ -256,15 +256,14 @@ class Batch:
                     f"{sorted(set(other.columns) ^ set(first.columns))}; "
                     "need the same columns in each batch."
                 )
-            if other.store is not first.store:
-                raise ValueError(
-                    "concat: got batches of different stores, need batches of one cluster."
-                )
         meta = {name: np.concatenate([b.meta[name] for b in batches]) for name in META}
         columns: dict[str, Column] = {}
         for name, column in first.columns.items():
-            others = [b.columns[name].on(column.store) for b in batches]
-            parts = [part for each in others for part in each.parts]
+            parts: list[Part] = []
+            for batch in batches:  # of each column the rows of its own batch, no others
+                own = batch.columns[name].on(column.store)
+                wanted, _ = own.requests(batch.uids)
+                parts += [part.restrict(uids) for part, uids in wanted]
             columns[name] = Column(name, column.store, meta["uid"], parts, expands=column.expands)
         out = Batch(
             meta["uid"],

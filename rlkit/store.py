@@ -5,6 +5,7 @@ them (lengths, sums), never the values. A **column** is the parts of all rows of
 still being computed. A store keeps the values; it is in memory here, one actor a node on a cluster.
 """
 
+import copy
 import itertools
 import threading
 import weakref
@@ -29,16 +30,9 @@ class Part:
     """
 
     __slots__ = (
-        "__weakref__",
-        "dtype",
-        "key",
-        "kind",
-        "lengths",
-        "nbytes",
-        "place",
-        "sums",
-        "uids",
-    )
+        "__weakref__", "base", "dtype", "fresh", "key", "kind", "lengths", "nbytes", "place",
+        "sums", "uids",
+    )  # fmt: skip
 
     def __init__(self, *, key: str, place: str, uids: np.ndarray, rows: Rows, name: str) -> None:
         self.key, self.place, self.uids = key, place, uids
@@ -46,9 +40,25 @@ class Part:
         self.dtype = "object" if rows.kind == "objects" else str(rows.tensor.dtype)[6:]
         self.lengths = None if rows.lengths is None else rows.lengths.numpy()
         self.sums = rows.sums().numpy() if name.endswith("_mask") else None
+        self.fresh = True  # no process owns its rows yet
+        self.base: Part | None = None  # the owned part that this one is a piece of
+
+    def restrict(self, uids: np.ndarray) -> "Part":
+        """The piece that covers ``uids`` [M], some of this part's; the same rows in the store."""
+        if len(uids) == len(self.uids) and np.array_equal(uids, self.uids):
+            return self
+        sorter = np.argsort(self.uids, kind="stable")
+        at = sorter[np.searchsorted(self.uids, uids, sorter=sorter)]
+        piece = copy.copy(self)
+        piece.uids, piece.base, piece.fresh = uids, self.base or self, False
+        piece.lengths = None if self.lengths is None else self.lengths[at]
+        piece.sums = None if self.sums is None else self.sums[at]
+        piece.nbytes = self.nbytes * len(uids) // max(1, len(self.uids))
+        return piece
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "__weakref__"}
+        kept = [name for name in self.__slots__ if name not in ("__weakref__", "base")]
+        return {name: getattr(self, name) for name in kept} | {"base": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
@@ -80,7 +90,10 @@ class Shelf:
         """Rows of ``uids`` [N], in that order; KeyError names what is not there."""
         with self._lock:
             if key not in self._rows:
-                raise KeyError(f"{key}: these rows were freed or never written.")
+                raise KeyError(
+                    f"{key}: these rows were freed, never written, or lost with the process that "
+                    "kept them. Run the stage that writes them again."
+                )
             known, order, rows = self._rows[key]
         if len(uids) == len(known) and np.array_equal(uids[order], known):
             return rows
@@ -119,6 +132,7 @@ class LocalStore:
         key = new_key(name, "local")
         part = Part(key=key, place=self.place, uids=uids, rows=rows, name=name)
         self.shelf.put(key, uids, rows)
+        part.fresh = False
         weakref.finalize(part, self.shelf.free, key)
         return part
 

@@ -27,7 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_ours(process: psutil.Process, known: set[int], sessions: set[int]) -> bool:
-    """Whether we started a process or orphaned it; `known` ones and their children are not ours."""
+    """Whether we started a process or orphaned it; `known` ones and their children are not ours.
+
+    Process 1 takes in the orphans, so it is never in `known`; it may be of our session itself.
+    """
+    if process.pid == 1:
+        return False
     try:
         session = os.getsid(process.pid)
         if process.status() == psutil.STATUS_ZOMBIE or session not in sessions:

@@ -415,10 +415,17 @@ def test_concat_of_different_columns_names_them():
         Batch.concat([batch.select([1]), other])
 
 
-def test_concat_of_different_stores_is_an_error():
-    first, second = (Batch.from_columns({"uid": [i], "x": torch.zeros(1)}) for i in (0, 1))
-    with pytest.raises(ValueError, match="different stores"):
-        Batch.concat([first, second])
+def test_concat_brings_the_rows_of_other_stores_along():
+    first, second = (Batch.from_columns({"uid": [i], "x": torch.ones(1) * i}) for i in (0, 1))
+    assert Batch.concat([first, second])["x"].tolist() == [0, 1]
+
+
+def test_concat_takes_of_each_batch_its_own_rows():
+    """A column that was written again for some rows: the old values of those rows stay out."""
+    batch = Batch.from_columns({"rewards": torch.zeros(4)})
+    left, right = batch.select([0, 1]), batch.select([2, 3])
+    right["rewards"] = torch.ones(2)
+    assert Batch.concat([left, right])["rewards"].tolist() == [0, 0, 1, 1]
 
 
 def test_groups_go_by_id_in_order_of_appearance():

@@ -15,7 +15,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlkit"
 
 # batch, with the modules it is split into: rows, columns, store, planning, functions, html.
-BASE = {"types", "algo", "batch", "columns", "html", "rows", "store", "planning", "functions"}
+BASE = {
+    "types",
+    "algo",
+    "batch",
+    "columns",
+    "html",
+    "rows",
+    "store",
+    "planning",
+    "functions",
+    "shield",
+}
 BASE |= {"config", "device", "metrics", "trace"}
 DATA = BASE | {"models", "tasks"}
 COMPUTE = DATA | {"engines", "backends"}

@@ -26,8 +26,9 @@ from rlkit.trace import (
     storage_bytes,
     wall_s,
 )
+from rlkit.trace import memory as memory_module
 from rlkit.trace.chrome import events
-from rlkit.trace.memory import sample
+from rlkit.trace.memory import Meter, counted
 from rlkit.trace.tables import nested_tracks
 
 
@@ -275,10 +276,22 @@ def test_a_stage_has_memory_before_and_after_with_the_unexplained_rest(recorded)
         assert memory["allocated"] > 10e6  # of a process with torch in it
 
 
-def test_the_fullest_moment_may_lie_inside_the_stage(recorded, monkeypatch):
-    sizes = iter([100, 900, 200])
-    monkeypatch.setattr(device, "allocated_bytes", lambda kind: next(sizes))
-    monkeypatch.setattr(device, "peak_bytes", lambda kind: 0)
+@pytest.fixture
+def counts(monkeypatch):
+    """What the device counts, in turn: (allocated, peak). The last one stays."""
+
+    def set_to(*pairs):
+        left = list(pairs)
+        monkeypatch.setattr(
+            memory_module, "counted", lambda kind: left.pop(0) if len(left) > 1 else left[0]
+        )
+        monkeypatch.setattr(memory_module, "QUICK_S", 0.0)
+
+    return set_to
+
+
+def test_the_fullest_moment_may_lie_inside_the_stage(recorded, counts):
+    counts((100, 0), (900, 0), (200, 0))
     worker = Worker(weights=50)
     with trace.stage_span("update", worker, worker="actor/0"):
         worker.sizes = {"weights": 50, "gradients": 700}
@@ -290,10 +303,30 @@ def test_the_fullest_moment_may_lie_inside_the_stage(recorded, monkeypatch):
     assert found.after == {"weights": 50, "allocated": 200, "residual": 150}
 
 
-def test_what_a_device_held_between_two_looks_is_activations(recorded, monkeypatch):
-    monkeypatch.setattr(device, "allocated_bytes", lambda kind: 100)
-    monkeypatch.setattr(device, "peak_bytes", lambda kind: 350)
-    monkeypatch.setattr("rlkit.trace.memory._CPU_COUNTS_PEAK", True)
+def test_of_equally_full_moments_the_peak_is_the_one_that_explains_most(recorded, counts):
+    counts((0, 0), (9000, 0), (9100, 0))
+    worker = Worker(weights=50)
+    with trace.stage_span("update", worker, worker="actor/0"):
+        worker.sizes = {"weights": 50, "gradients": 50}
+        trace.sample_memory()
+        worker.sizes = {"weights": 50}
+    assert recorded.since(0)[0].peak["gradients"] == 50
+
+
+def test_a_second_look_inside_a_stage_is_taken_where_more_is_held(recorded, counts):
+    counts((0, 0), (9 << 20, 0), (9 << 20, 0), (12 << 20, 0), (0, 0))
+    looks = []
+    worker = Worker()
+    worker.memory = lambda: looks.append(1) or {"weights": 5}
+    with trace.stage_span("update", worker, worker="actor/0"):
+        for _ in range(3):
+            trace.sample_memory()
+    assert len(looks) == 4  # before, twice of three times inside, after
+    assert recorded.since(0)[0].peak["allocated"] == 12 << 20
+
+
+def test_what_a_device_held_between_two_looks_is_activations(recorded, counts):
+    counts((100, 350))
     with trace.stage_span("update", Worker(weights=60), worker="actor/0"):
         pass
     (found,) = recorded.since(0)
@@ -301,31 +334,83 @@ def test_what_a_device_held_between_two_looks_is_activations(recorded, monkeypat
     assert "activations" not in found.after
 
 
-def test_activations_that_a_worker_knows_are_not_made_up(recorded, monkeypatch):
-    monkeypatch.setattr(device, "allocated_bytes", lambda kind: 100)
-    monkeypatch.setattr(device, "peak_bytes", lambda kind: 130)
-    monkeypatch.setattr("rlkit.trace.memory._CPU_COUNTS_PEAK", True)
+def test_activations_that_a_worker_knows_are_not_made_up(recorded, counts):
+    counts((100, 130))
     with trace.stage_span("update", Worker(activations=90), worker="actor/0"):
         pass
     assert recorded.since(0)[0].peak == {"activations": 90, "allocated": 130, "residual": 40}
 
 
+def test_a_kept_meter_knows_what_was_there_before(recorded, counts):
+    counts((100, 0), (300, 0), (300, 0))
+    worker = Worker(weights=50)
+    meter = Meter(worker)
+    with trace.stage_span("update", meter, worker="actor/0"):
+        worker.sizes = {"weights": 50, "optimizer": 200}
+    worker.sizes = {}  # between two calls nobody looks
+    with trace.stage_span("logprobs", meter, worker="actor/0"):
+        worker.sizes = {"weights": 50, "optimizer": 200}
+    first, second = recorded.since(0)
+    assert first.before == {"weights": 50, "allocated": 100, "residual": 50}
+    assert second.before == first.after
+    assert second.version == worker.version
+
+
+def test_after_a_failed_call_the_next_begins_with_a_look(recorded, counts):
+    counts((100, 0), (300, 0), (300, 0))
+    meter = Meter(Worker(weights=50))
+    with contextlib.suppress(KeyError), trace.stage_span("update", meter, worker="actor/0"):
+        raise KeyError
+    with trace.stage_span("update", meter, worker="actor/0"):
+        pass
+    assert recorded.since(0)[1].before["allocated"] == 300
+
+
+@pytest.mark.parametrize(("allocated", "num_looks"), [(100 + (1 << 20), 1), (101 + (1 << 20), 2)])
+def test_a_quick_call_is_looked_at_only_where_memory_changed(
+    recorded, counts, monkeypatch, allocated, num_looks
+):
+    counts((100, 0), (allocated, 0))
+    monkeypatch.setattr(memory_module, "QUICK_S", 60.0)
+    looks = []
+    worker = Worker()
+    worker.memory = lambda: looks.append(1) or {"kv_cache": len(looks)}
+    with trace.stage_span("sleep", worker, worker="rollout/0"):
+        pass
+    (found,) = recorded.since(0)
+    assert len(looks) == found.after["kv_cache"] == num_looks
+
+
 def test_a_big_tensor_that_is_gone_at_the_end_shows_in_the_peak(recorded):
-    if not trace.memory._CPU_COUNTS_PEAK:
+    if not counted("cpu")[1]:
         pytest.skip("this system does not let a process reset its peak")
     size = 64 << 20
     with trace.stage_span("update", Worker(), worker="actor/0"):
         torch.ones(size // 4).sum()
     (found,) = recorded.since(0)
     assert 0.8 * size < found.peak["allocated"] - found.before["allocated"] < 3 * size
+    with trace.stage_span("update", Worker(), worker="actor/0"):
+        pass
+    after = recorded.since(0)[1]
+    assert after.peak["allocated"] < found.peak["allocated"] - 0.5 * size
 
 
-def test_swapped_out_host_memory_counts_on_a_cpu_and_not_on_a_device(monkeypatch):
-    monkeypatch.setattr(device, "allocated_bytes", lambda kind: 1000)
+def test_on_a_cpu_the_resident_memory_of_the_process_is_counted():
+    expected = device.allocated_bytes("cpu")
+    allocated, peak = counted("cpu")
+    assert allocated == pytest.approx(expected, rel=0.05)
+    assert peak == 0 or peak >= 0.95 * allocated
+
+
+def test_swapped_out_host_memory_counts_on_a_cpu_and_not_on_a_device(recorded, monkeypatch, counts):
+    counts((1000, 0))
+    monkeypatch.setattr(device, "reset_peak", lambda kind: None)
     worker = Worker(weights=600, host_swap=300)
-    assert sample(worker)["residual"] == 100
-    worker.context = type("Context", (), {"device": "other:1"})()
-    assert sample(worker)["residual"] == 400
+    for kind in ("cpu", "other:1"):
+        worker.context = type("Context", (), {"device": kind})()
+        with trace.stage_span("update", worker, worker="actor/0"):
+            pass
+    assert [each.after["residual"] for each in recorded.since(0)] == [100, 400]
 
 
 def test_a_worker_that_explains_nothing_is_all_residual(recorded):
@@ -340,12 +425,12 @@ def test_an_unknown_category_is_refused_by_name():
     with pytest.raises(
         ValueError, match=r"Worker\.memory: got categories \['cache'\], need some of"
     ):
-        sample(Worker(cache=3))
+        Meter(Worker(cache=3)).start()
 
 
 def test_memory_that_is_no_dict_is_refused():
     with pytest.raises(TypeError, match=r"Worker\.memory: got int, need a dict"):
-        sample(type("Worker", (), {"memory": lambda self: 3})())
+        Meter(type("Worker", (), {"memory": lambda self: 3})()).start()
 
 
 def test_a_failed_stage_is_a_span_without_its_memory(recorded):

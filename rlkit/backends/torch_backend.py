@@ -17,6 +17,7 @@ from rlkit.config import Layout, OptimConfig
 from rlkit.models.attention import PackedAttention, positions
 from rlkit.models.pretrained import Pretrained, load_weights
 from rlkit.rows import Rows
+from rlkit.shield import shield
 from rlkit.types import LossFn
 
 logger = logging.getLogger("rlkit.backends")
@@ -118,8 +119,9 @@ class TorchBackend:
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self.optimizer.step()
-            self.num_steps += 1
+            with shield:  # weights and moments change whole or not at all
+                self.optimizer.step()
+                self.num_steps += 1
         else:
             logger.warning("gradient norm is %s: optimizer step skipped, weights unchanged", norm)
         self.optimizer.zero_grad(set_to_none=True)

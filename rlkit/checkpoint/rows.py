@@ -1,7 +1,7 @@
 """Batches in flight: their rows written and read where they lie, their metadata by the driver."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,13 +150,8 @@ def read_batches(folder: Path, facts: Mapping[str, Any], *, store: RowStore) -> 
     for name, each in facts.items():
         batch = read_batch(folder / name, each, store=store)
         batch.draws = draws.setdefault(each["same_draws_as"], dict(each["draws"]))
-        found[name] = _done(batch, name) if each["future"] else batch
+        found[name] = Future.ended(batch, name) if each["future"] else batch
     return found
-
-
-def _done(batch: Batch, name: str) -> Future:
-    result: Callable[[float | None], Batch] = lambda timeout_s: batch
-    return Future(result, lambda: True, name)
 
 
 def check_plain(name: str, value: Any) -> None:

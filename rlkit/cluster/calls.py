@@ -1,5 +1,6 @@
 """What happens to the arguments and results of a group call, the same locally and on Ray."""
 
+import copy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -92,13 +93,28 @@ class Interrupted(RuntimeError):
 
 
 def detached(result: Any) -> Any:
-    """A result as it travels: tensors in host memory, and no store in it."""
-    result = devices.to_host(result)
+    """A copy of a result as it travels: tensors in host memory, and no store in it."""
+    if isinstance(result, Column):
+        return _without_store(result)
+    if not isinstance(result, Batch):
+        return devices.to_host(result)
+    out = copy.copy(result)
+    out.store = None  # pyright: ignore[reportAttributeAccessIssue]
+    out.columns = {name: _without_store(column) for name, column in result.columns.items()}
+    return out
+
+
+def _without_store(column: Column) -> Column:
+    out = copy.copy(column)
+    out.store = None  # pyright: ignore[reportAttributeAccessIssue]
+    return out
+
+
+def mark_sent(result: Any) -> None:
+    """The driver owns the rows of this result now: sent again, they are no news."""
     for column in _columns(result):
-        column.store = None
-    if isinstance(result, Batch):
-        result.store = None  # pyright: ignore[reportAttributeAccessIssue]
-    return result
+        for part in column.parts:
+            part.fresh = False
 
 
 def attached(result: Any, store: Any) -> Any:

@@ -73,6 +73,8 @@ def import_ray() -> Any:
     """Ray, imported with its noise turned off."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    # A call after shutdown must fail, and not start or join some cluster by itself.
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's idle workers, one a CPU, would compete with the start of ours, which are actors.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")

@@ -3,6 +3,8 @@
 import functools
 import inspect
 import itertools
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,7 +19,27 @@ from rlkit.workers.stages import stage_of
 _calls = itertools.count()
 
 
-class Transport(Protocol):
+class Answers(Protocol):
+    """Where the result of a started call comes from, by its ticket."""
+
+    def finish(self, ticket: Any, /, batch: Batch | None, timeout_s: float | None) -> Any:
+        """Wait for a ticket's ranks; the merged result."""
+        ...
+
+    def done(self, ticket: Any, /) -> bool:
+        """Whether all ranks have ended the call."""
+        ...
+
+    def cancel(self, ticket: Any, /) -> None:
+        """Stop a call, or keep it from starting."""
+        ...
+
+    def abandon(self, ticket: Any, /) -> None:
+        """Nobody will ask for the result."""
+        ...
+
+
+class Transport(Answers, Protocol):
     """How calls reach the ranks of a group, and how they are made and ended."""
 
     facts: list[dict[str, Any]]
@@ -25,6 +47,10 @@ class Transport(Protocol):
 
     def build(self) -> None:
         """Make the workers."""
+        ...
+
+    def respawn(self) -> None:
+        """Make the workers again, from the class as it is now."""
         ...
 
     def kill(self) -> None:
@@ -39,14 +65,6 @@ class Transport(Protocol):
         """Begin the call on all ranks; returns a ticket."""
         ...
 
-    def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
-        """Wait for a ticket's ranks; the merged result."""
-        ...
-
-    def done(self, ticket: Any) -> bool:
-        """Whether all ranks have ended the call."""
-        ...
-
     @property
     def processes(self) -> tuple[Any, ...]:
         """Identity of the processes."""
@@ -56,27 +74,69 @@ class Transport(Protocol):
 class Future:
     """A group call that runs: ``result()`` waits for it, once or often."""
 
-    def __init__(
-        self, finish: Callable[[float | None], Any], done: Callable[[], bool], what: str
-    ) -> None:
-        self._finish, self._done, self._what = finish, done, what
-        self._result: list[Any] = []
+    def __init__(self, transport: Answers, ticket: Any, batch: Batch | None, what: str) -> None:
+        self._transport, self._ticket, self._batch, self._what = transport, ticket, batch, what
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._lock = threading.RLock()  # two threads may ask: rows are taken over once
+        weakref.finalize(self, transport.abandon, ticket).atexit = False
+
+    @classmethod
+    def ended(cls, value: Any, what: str) -> "Future":
+        """The future of a call that has ended with ``value``."""
+        return cls(_Ended(), value, None, what)
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The call's result; its error is raised here.
 
         TimeoutError names the call (default: the cluster's limit).
         """
-        if not self._result:
-            self._result.append(self._finish(timeout_s))
-        return self._result[0]
+        value, error = self._wait(timeout_s)
+        if error is None:
+            return value
+        try:
+            raise error
+        finally:
+            del self, error  # what keeps the error must not keep the future, nor the group
+
+    def _wait(self, timeout_s: float | None) -> tuple[Any, BaseException | None]:
+        with self._lock:
+            if self._outcome is not None:
+                return self._outcome
+            try:
+                outcome = self._transport.finish(self._ticket, self._batch, timeout_s), None
+            except Exception as error:
+                outcome = None, error.with_traceback(None)
+                if not self.done():
+                    return outcome  # a wait that was too short
+            self._outcome = outcome
+            return outcome
 
     def done(self) -> bool:
         """Whether it has ended; never waits."""
-        return bool(self._result) or self._done()
+        return self._outcome is not None or self._transport.done(self._ticket)
+
+    def cancel(self) -> None:
+        """Stop the call, or keep it from starting; what runs before it goes on."""
+        self._transport.cancel(self._ticket)
 
     def __repr__(self) -> str:
         return f"Future({self._what}, {'done' if self.done() else 'running'})"
+
+
+class _Ended:
+    """Has no calls on their way: a ticket is the result."""
+
+    def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
+        return ticket
+
+    def done(self, ticket: Any) -> bool:
+        return True
+
+    def cancel(self, ticket: Any) -> None:
+        pass
+
+    def abandon(self, ticket: Any) -> None:
+        pass
 
 
 class WorkerGroup:
@@ -132,7 +192,7 @@ class WorkerGroup:
             return _documented(methods[name], lambda *a, **k: self._call(name, a, k))
         if isinstance(getattr(self.__dict__.get("cls"), name, None), property):
             values = self._start("__getattribute__", (name,), {}).result()
-            ranks = values if isinstance(values, list) else [values]
+            ranks = values if self.n > 1 else [values]
             return ranks[0] if all(value == ranks[0] for value in ranks) else ranks
         raise AttributeError(
             f"{self.__dict__.get('name')}: got {name!r}, need one of {sorted(methods)}."
@@ -154,17 +214,13 @@ class WorkerGroup:
         method = self.methods.get(name)
         prepare = getattr(method, "__rlkit_prepare__", None)
         if prepare is not None:
-            kwargs = prepare(*args, **kwargs)
+            kwargs = kwargs | prepare(*args, **kwargs)
         batch = _first_batch(args, kwargs)
         args = tuple(outgoing(value, self._store) for value in args)
         kwargs = {key: outgoing(value, self._store) for key, value in kwargs.items()}
         stage = trace.label(stage_of(method, name))
         ticket = self._transport.start(name, args, kwargs, stage, next(_calls))
-        return Future(
-            lambda timeout_s: self._transport.finish(ticket, batch, timeout_s),
-            lambda: self._transport.done(ticket),
-            f"{self.name}.{name}",
-        )
+        return Future(self._transport, ticket, batch, f"{self.name}.{name}")
 
     def frame(self) -> Any:
         """DataFrame, a row a worker: name, rank, device, node, process id."""

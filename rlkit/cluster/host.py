@@ -15,8 +15,9 @@ import cloudpickle
 from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.calls import Failure, Interrupted, detached, incoming
+from rlkit.cluster.calls import Failure, Interrupted, detached, incoming, mark_sent
 from rlkit.cluster.local import accepts_context, count_tokens
+from rlkit.shield import shield
 from rlkit.store import Column
 from rlkit.workers.context import Rendezvous, WorkerContext, open_meeting
 
@@ -38,7 +39,9 @@ class WorkerHost:
         self.worker: Any = None
         self.context = WorkerContext()
         self._store: Any = None
-        self._busy: tuple[int, str] | None = None  # thread and method of the call that runs
+        self._busy: tuple[int, int] | None = None  # thread and number of the call that runs
+        self._cancelled: dict[int, str] = {}
+        self._epoch = 0
         self._lock = threading.Lock()
 
     def meet(self, timeout_s: float) -> tuple[str, int]:
@@ -87,13 +90,23 @@ class WorkerHost:
             return Failure.of(error, self.name)
         return None
 
-    def call(self, method: str, payload: Any, stage: str, call: int) -> Any:
-        """Run a method with payload (args, kwargs): (result as bytes, span), or a Failure."""
+    def call(self, method: str, payload: Any, stage: str, number: int, epoch: int) -> Any:
+        """Run a method with payload (args, kwargs): (result as bytes, span), or a Failure.
+
+        A call that was cancelled, or of an epoch before the last failure, is not run.
+        """
         try:
             with self._lock:
-                self._busy = threading.get_ident(), method
+                stopped = self._cancelled.pop(number, None)
+                if epoch < self._epoch:
+                    stopped = "a call before it failed"
+                if stopped is None:
+                    self._busy = threading.get_ident(), number
+                    shield.reset(threading.get_ident())
+            if stopped is not None:
+                return Failure(Interrupted(f"{method}: not run ({stopped})"), "", self.name)
             try:
-                return self._call(method, payload, stage, call)
+                return self._call(method, payload, stage, number)
             except Exception as error:
                 return Failure.of(error, self.name)
             finally:
@@ -123,24 +136,27 @@ class WorkerHost:
             version=int(getattr(self.worker, "version", 0)),
             call=call,
         )
-        return cloudpickle.dumps(detached(result)), span
+        travels = cloudpickle.dumps(detached(result))
+        mark_sent(result)
+        return travels, span
 
-    def interrupt(self, reason: str) -> str | None:
-        """Raise KeyboardInterrupt in the call that runs; its method, or None if none runs.
+    def cancel(self, number: int, reason: str) -> str:
+        """Stop call ``number``: ``running`` if it runs, ``queued`` if it is yet to come.
 
-        Python code stops at its next instruction, a call into C when it returns.
+        A running one gets a KeyboardInterrupt, after an optimizer step that it is in.
         """
-        import ctypes
-
-        interrupt = type("Interrupted", (KeyboardInterrupt,), {"__str__": lambda self: reason})
+        error = type("Interrupted", (KeyboardInterrupt,), {"__str__": lambda self: reason})
         with self._lock:
-            if self._busy is None:
-                return None
-            thread, method = self._busy
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(thread), ctypes.py_object(interrupt)
-            )
-            return method
+            if self._busy is None or self._busy[1] != number:
+                self._cancelled[number] = reason
+                return "queued"
+            shield.interrupt(self._busy[0], error)
+            return "running"
+
+    def advance(self, epoch: int) -> None:
+        """Run no call of an earlier epoch any more."""
+        with self._lock:
+            self._epoch = max(self._epoch, epoch)
 
 
 class Runner:

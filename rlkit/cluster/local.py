@@ -1,12 +1,13 @@
 """The cluster of one process: the same lines, no Ray. Calls run at once, in the caller's thread."""
 
 import os
+import threading
 import time
 from typing import Any
 
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.calls import default_name, incoming, merge
+from rlkit.cluster.calls import current_class, default_name, incoming, merge
 from rlkit.cluster.group import WorkerGroup
 from rlkit.config import Layout
 from rlkit.functions import ship
@@ -55,7 +56,7 @@ class LocalCluster:
 
     def respawn(self, group: WorkerGroup) -> None:
         """Build the group's worker again, from the class as it is now; its state is lost."""
-        group._transport.build()
+        group._transport.respawn()
 
     def shutdown(self) -> None:
         """Forget the workers."""
@@ -86,6 +87,11 @@ class _InProcess:
 
     def __init__(self, cluster: LocalCluster, cls: type, args: Any, kwargs: Any, name: str) -> None:
         self.cluster, self.cls, self.args, self.kwargs, self.name = cluster, cls, args, kwargs, name
+        self._lock = threading.RLock()  # a worker does one call at a time, whoever calls
+        self.build()
+
+    def respawn(self) -> None:
+        self.cls = current_class(self.cls)
         self.build()
 
     def build(self) -> None:
@@ -108,6 +114,10 @@ class _InProcess:
             )
 
     def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
+        with self._lock:
+            return self._call(method, args, kwargs, stage, call)
+
+    def _call(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
         start = time.time()
         result = getattr(self.worker, method)(
@@ -133,6 +143,12 @@ class _InProcess:
 
     def done(self, ticket: Any) -> bool:
         return True
+
+    def cancel(self, ticket: Any) -> None:
+        """A local call has ended when it returns."""
+
+    def abandon(self, ticket: Any) -> None:
+        """Rows of a local call are freed with the result itself."""
 
     @property
     def processes(self) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 their own.
 """
 
+import gc
 import logging
 import weakref
 from pathlib import Path
@@ -121,6 +122,9 @@ class RayCluster:
             raise ValueError(f"spawn: got n={n}, need at least 1 worker.")
         free = self.num_devices - self.num_devices_in_use
         if colocate_with is None and n > free:
+            gc.collect()  # an old traceback may hold a group that has no name any more
+            free = self.num_devices - self.num_devices_in_use
+        if colocate_with is None and n > free:
             raise ValueError(
                 f"spawn: {n} more workers need {n} devices; {free} of {self.num_devices} are free. "
                 f"Groups that hold devices: {sorted(self.groups)}; del a group you need no more, "
@@ -147,12 +151,16 @@ class RayCluster:
     def respawn(self, group: WorkerGroup) -> None:
         """New processes for the group, from the class as it is now; the workers' state is lost."""
         self._check_open("respawn")
-        group._transport.kill()
-        group._transport.build()
+        group._transport.respawn()
 
     def _run_beside(self, call: Any, batch: Batch, name: str) -> Any:
         """Run ``call(batch)`` in the process for functions of the user, and wait for it."""
         self._check_open(name)
+        if self._runner.pipeline.stuck:  # it has no state: a new one replaces it
+            logger.warning("the process for functions of the user is stuck or dead: a new one")
+            self._runner.kill()
+            self._runner.begin()
+            self._runner.facts = []
         if not self._runner.facts:
             self._runner.wait()
         group = WorkerGroup(

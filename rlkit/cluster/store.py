@@ -50,6 +50,7 @@ class RayStore:
     def __init__(self, actors: dict[str, Any], *, timeout_s: float) -> None:
         self.actors, self.timeout_s = actors, timeout_s
         self.owner = True
+        self._owned: weakref.WeakValueDictionary[str, Part] = weakref.WeakValueDictionary()
         self.received_bytes = 0  # by this process: rows fetched and, on the driver, results
         self.run: Callable[..., Column] | None = (
             None  # set by the cluster: runs a function beside the data
@@ -90,8 +91,18 @@ class RayStore:
         return self.adopt(part) if self.owner else part
 
     def adopt(self, part: Part) -> Part:
-        """Free the part's rows when this process no longer names it."""
-        weakref.finalize(part, _free, weakref.ref(self), part.place, part.key).atexit = False
+        """Own the rows of a part that a worker wrote: they are freed when nothing here names it.
+
+        Of rows that this process owns already it returns a piece of the part it has.
+        """
+        if part.fresh:
+            part.fresh = False
+            self._owned[part.key] = part
+            weakref.finalize(part, _free, weakref.ref(self), part.place, part.key).atexit = False
+            return part
+        mine = self._owned.get(part.key)
+        if mine is not None and mine is not part:
+            part.base = mine
         return part
 
     def fetch(self, requests: Sequence[tuple[Part, np.ndarray]]) -> list[Rows]:

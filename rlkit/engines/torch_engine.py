@@ -16,6 +16,7 @@ from rlkit.engines.sampling import noise, sample
 from rlkit.models.attention import positions
 from rlkit.models.decoder import Decoder
 from rlkit.models.pretrained import Pretrained, load_weights
+from rlkit.shield import shield
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +247,9 @@ class TorchEngine:
                 f"engine: {len(self.rows)} rows are running; finish or abort them before loading "
                 "weights."
             )
-        load_weights(self.decoder, tensors)
-        self.version = version
+        with shield:
+            load_weights(self.decoder, tensors)
+            self.version = version
 
     def weights(self) -> dict[str, Tensor]:
         """Weights by Hugging Face name."""

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rlkit.trace.memory import CATEGORIES, MOMENTS, storage_bytes
+from rlkit.trace.memory import CATEGORIES, MOMENTS, Meter, storage_bytes
 from rlkit.trace.spans import (
     OpenSpan,
     Span,
@@ -30,6 +30,7 @@ from rlkit.trace.tables import check_spans, idle_fractions, is_inside, merged, w
 __all__ = [
     "CATEGORIES",
     "MOMENTS",
+    "Meter",
     "OpenSpan",
     "Span",
     "Trace",

@@ -1,5 +1,6 @@
 """Memory of a worker by category: what it explains itself, what is allocated, and the rest."""
 
+import functools
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -19,53 +20,115 @@ CATEGORIES = (
 """What a worker's ``memory()`` may explain. ``host_swap`` is host memory, whatever the device."""
 MOMENTS = ("before", "after", "peak")
 """When the memory of a span is known."""
+QUICK_S = 2e-3
+SAME_BYTES = 1 << 20
 
 
 class Meter:
-    """Memory of one worker over one span: looks at both ends, and at any moment between.
+    """Memory of one worker, looked at when its stages end, and where they ask for it.
 
-    It lets the device's count of its peak begin anew (``rlkit.device.reset_peak``).
+    Kept from call to call it knows what the worker held before the next one. A look at a worker
+    with a hundred tensors takes 0.1 ms and more, so a call that is quicker than ``QUICK_S`` and
+    leaves as much allocated as there was is not looked at: nothing changed. Looks let the device's
+    count of its peak begin anew (``rlkit.device.reset_peak``).
     """
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.device = worker, device_of(worker)
-        self.looks: list[dict[str, int]] = []
-        if self._counts_peak():
-            device.reset_peak(self.device)
-        self.look()
+        self._last: dict[str, int] | None = None
 
-    def _counts_peak(self) -> bool:
-        return self.device != "cpu" or _CPU_COUNTS_PEAK
+    def start(self) -> list[dict[str, int]]:
+        """Looks of a span that begins: one so far."""
+        if self._last is None:
+            restart_peak(self.device)
+            self._last = self._look(counted(self.device)[0])
+        return [self._last]
 
-    def look(self) -> None:
-        """Look now."""
-        self.looks.append(sample(self.worker))
+    def more(self, looks: list[dict[str, int]]) -> None:
+        """Look in the middle of a span, unless an earlier look found as much."""
+        allocated, _ = counted(self.device)
+        if len(looks) == 1 or allocated > max(map(_allocated, looks)) + SAME_BYTES:
+            looks.append(self._look(allocated))
 
-    def end(self) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-        """Look for the last time: memory before, after, and at the fullest moment known."""
-        self.look()
-        fullest = max(self.looks, key=lambda look: look["allocated"])
-        top = device.peak_bytes(self.device) if self._counts_peak() else 0
+    def end(self, looks: list[dict[str, int]], seconds: float) -> tuple[dict[str, int], ...]:
+        """Memory before, after, and at the fullest moment known, of a span that ends."""
+        allocated, top = counted(self.device)
+        before = looks[0]
+        same = abs(allocated - before["allocated"]) <= SAME_BYTES
+        if seconds < QUICK_S and len(looks) == 1 and same:
+            return before, before, before
+        after = self._last = self._look(allocated)
+        restart_peak(self.device)
+        fullest = _fullest([*looks, after])
         rise = top - fullest["allocated"]
         if rise > 0:
             # What was there between two looks and is gone: activations, unless they are known.
             kind = "residual" if "activations" in fullest else "activations"
             fullest = fullest | {kind: fullest.get(kind, 0) + rise, "allocated": top}
-        return self.looks[0], self.looks[-1], fullest
+        return before, after, fullest
+
+    def forget(self) -> None:
+        """Begin the next span with a look."""
+        self._last = None
+
+    def _look(self, allocated: int) -> dict[str, int]:
+        """Bytes by category, and two more: ``allocated``; ``residual``, the unexplained rest."""
+        explain = getattr(self.worker, "memory", None)
+        found = check_explained(explain(), self.worker) if callable(explain) else {}
+        elsewhere = 0 if self.device == "cpu" else found.get("host_swap", 0)
+        residual = allocated - sum(found.values()) + elsewhere
+        return {**found, "allocated": allocated, "residual": residual}
 
 
-def sample(worker: Any) -> dict[str, int]:
-    """Bytes by category now, and two more: ``allocated``, and ``residual``, the unexplained rest.
+def _allocated(look: dict[str, int]) -> int:
+    return look["allocated"]
 
-    ``allocated`` is what is allocated on the worker's device; on CPU it is the resident memory of
-    the process, so workers that share a process have each other's in their residual.
+
+def _fullest(looks: list[dict[str, int]]) -> dict[str, int]:
+    """The look that found most; of equals, allocators keeping what was freed, it explains most."""
+    most = max(map(_allocated, looks))
+    equals = [look for look in looks if look["allocated"] >= most - SAME_BYTES]
+    return max(equals, key=lambda look: look["allocated"] - look["residual"])
+
+
+def counted(kind: str) -> tuple[int, int]:
+    """Bytes allocated on a device, and the most since the peak's count began; 0 for not counted.
+
+    On CPU it is the resident memory of the process, so workers that share a process have each
+    other's in their residual. Its file is kept open: opening it takes five times as long.
     """
-    explain = getattr(worker, "memory", None)
-    found = check_explained(explain(), worker) if callable(explain) else {}
-    kind = device_of(worker)
-    on_device = sum(found.values()) - (0 if kind == "cpu" else found.get("host_swap", 0))
-    allocated = device.allocated_bytes(kind)
-    return {**found, "allocated": allocated, "residual": allocated - on_device}
+    if kind != "cpu":
+        return device.allocated_bytes(kind), device.peak_bytes(kind)
+    status, peak = _files(os.getpid())
+    if status < 0:
+        return device.allocated_bytes(kind), 0
+    text = os.pread(status, 4096, 0)
+    return _kib(text, b"VmRSS:") << 10, (_kib(text, b"VmHWM:") << 10) if peak >= 0 else 0
+
+
+def restart_peak(kind: str) -> None:
+    """Let the count of the peak begin at what is allocated now."""
+    if kind != "cpu":
+        device.reset_peak(kind)
+    elif _files(os.getpid())[1] >= 0:
+        os.pwrite(_files(os.getpid())[1], b"5", 0)
+
+
+@functools.cache
+def _files(pid: int) -> tuple[int, int]:
+    """Descriptors of a process's own status and clear_refs; -1 where there is no such file."""
+    found = []
+    for name, flags in (("status", os.O_RDONLY), ("clear_refs", os.O_WRONLY)):
+        try:
+            found.append(os.open(f"/proc/{pid}/{name}", flags | os.O_CLOEXEC))
+        except OSError:
+            found.append(-1)
+    return found[0], found[1]
+
+
+def _kib(text: bytes, name: bytes) -> int:
+    start = text.find(name)
+    return int(text[start + len(name) : text.index(b"kB", start)]) if start >= 0 else 0
 
 
 def device_of(worker: Any) -> str:
@@ -98,6 +161,3 @@ def storage_bytes(tensors: Iterable[Any]) -> int:
         storage = tensor.untyped_storage()
         sizes[storage.data_ptr()] = storage.nbytes()
     return sum(sizes.values())
-
-
-_CPU_COUNTS_PEAK = os.access("/proc/self/clear_refs", os.W_OK)

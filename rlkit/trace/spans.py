@@ -141,7 +141,7 @@ class OpenSpan:
     """A span whose body still runs. One inside another has the other's worker, node and call."""
 
     __slots__ = (
-        *("_meter", "_of", "_start_s", "_token", "_trace", "bytes", "call", "devices", "node"),
+        *("_looks", "_meter", "_start_s", "_token", "_trace", "bytes", "call", "devices", "node"),
         *("rows", "stage", "tokens", "version", "worker"),
     )
 
@@ -154,13 +154,13 @@ class OpenSpan:
             self.worker, self.node, self.call = "driver", "local", -1
         else:
             self.worker, self.node, self.call = above.worker, above.node, above.call
-        self._of: Any = None  # the worker object whose memory and version belong to the span
-        self._meter: Meter | None = None
+        self._meter: Meter | None = None  # of the worker whose memory and version these are
+        self._looks: list[dict[str, int]] = []
 
     def __enter__(self) -> "OpenSpan":
         self._token = _open.set(self)
-        if self._of is not None and self._trace.on:
-            self._meter = Meter(self._of)
+        if self._meter is not None and self._trace.on:
+            self._looks = self._meter.start()
         self._start_s = time.time()
         return self
 
@@ -169,13 +169,14 @@ class OpenSpan:
         _open.reset(self._token)
         if not self._trace.on:
             return
-        if self._of is not None:
-            self.version = int(getattr(self._of, "version", 0))
         before = after = peak = None
-        if (
-            self._meter is not None and exc[0] is None
-        ):  # after an error, a worker may know too little
-            before, after, peak = self._meter.end()
+        if self._meter is not None:
+            self.version = int(getattr(self._meter.worker, "version", 0))
+            if exc[0] is None:
+                seconds = end_s - self._start_s
+                before, after, peak = self._meter.end(self._looks, seconds)
+            else:  # a failed worker may know too little of its memory
+                self._meter.forget()
         self._trace.add(
             Span(
                 stage=self.stage,
@@ -197,8 +198,8 @@ class OpenSpan:
 
     def sample_memory(self) -> None:
         """Look at the worker's memory now; the fullest look is the span's ``peak``."""
-        if self._meter is not None:
-            self._meter.look()
+        if self._looks and self._meter is not None:
+            self._meter.more(self._looks)
 
 
 _process = Trace()
@@ -237,11 +238,13 @@ def stage_span(
 ) -> OpenSpan:
     """Record the body of a ``with`` as a stage call of the worker ``of``.
 
-    Its version, and its memory at both ends, come from that object: ``of.version``, and
-    ``of.memory()``, bytes by category, if it has them.
+    Its version, and its memory before and after, come from that object: ``of.version``, and
+    ``of.memory()``, bytes by category, if it has them. ``of`` may be the worker's ``Meter``, which
+    keeps the last look at it for the next call.
     """
     opened = OpenSpan(_process, stage)
-    opened.worker, opened.node, opened.call, opened._of = worker, node, call, of
+    opened.worker, opened.node, opened.call = worker, node, call
+    opened._meter = of if isinstance(of, Meter) else Meter(of)
     return opened
 
 

@@ -40,7 +40,7 @@ def reserve_samples(
         raise ValueError("generate: got no prompts, need at least one.")
     if first_sample is None:
         first_sample = prompts.reserve(n)
-    return {"n": n, "first_sample": first_sample, **others}
+    return {"first_sample": first_sample}
 
 
 class RolloutWorker:

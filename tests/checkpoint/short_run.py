@@ -31,15 +31,6 @@ def reward(prompt: str, response: str, answer: str) -> float:
     return sum(a == b for a, b in zip(response, answer, strict=False)) - 0.1 * len(response)
 
 
-def score(batch: rk.Batch) -> rk.Column:
-    """Rewards [B], computed beside the rows."""
-
-    def rewards(responses: list[str], answers: list[str]) -> torch.Tensor:
-        return torch.tensor([reward("", *row) for row in zip(responses, answers, strict=True)])
-
-    return batch.apply(rewards, "response", "answer")
-
-
 def make_task(**changes) -> rk.tasks.Task:
     return rk.tasks.from_list(PAIRS, verify=reward, **changes)
 
@@ -91,7 +82,7 @@ def train(run: Run, checkpoint: rk.Checkpointer | None, *, steps: int, stop: int
     following = batches.get("following") or run.rollout.generate(next(run.prompts), n=3)
     for step in range(first, min(steps, stop)):
         batch, following = following, run.rollout.generate(next(run.prompts), n=3)
-        batch["rewards"] = score(batch)
+        batch["rewards"] = rk.score(reward, batch)
         batch["old_logprobs"] = run.actor.compute_logprobs(batch)
         advantages = group_relative(batch["rewards"], batch["group_ids"])
         batch["advantages"] = batch.expand(advantages)

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from short_run import loss_fn, make_run, score, train
+from short_run import loss_fn, make_run, reward, train
 
 import rlkit as rk
 from rlkit.checkpoint.rows import WriteRows
@@ -116,9 +116,9 @@ def test_a_pending_column_is_saved_and_a_restored_batch_goes_on(run, tmp_path):
     checkpoint.save(0, **run.parts, batches={"next": batch})
     found = checkpoint.load(**run.parts).batches["next"]
     assert torch.equal(found["old_logprobs"], batch["old_logprobs"])
-    found["rewards"] = score(found)
+    found["rewards"] = rk.score(reward, found)
     more = run.rollout.generate(next(run.prompts), n=3)
-    more["rewards"] = score(more)
+    more["rewards"] = rk.score(reward, more)
     more["old_logprobs"] = run.actor.compute_logprobs(more)
     more["advantages"] = more.expand(torch.arange(6.0))
     both = rk.Batch.concat([found, more])  # restored rows lie where new ones do

@@ -122,7 +122,7 @@ def test_a_column_that_failed_names_the_batch(tmp_path):
 
 def test_a_future_comes_back_as_one_that_is_done(tmp_path):
     batch = make_batch()
-    future = Future(lambda timeout_s: batch, lambda: False, "rollout.generate")
+    future = Future.ended(batch, "rollout.generate")
     found = round_trip(tmp_path, {"a": future})["a"]
     assert found.done()
     assert_same(batch, found.result())

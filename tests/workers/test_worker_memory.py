@@ -41,7 +41,7 @@ def test_the_update_is_sampled_where_it_holds_gradients():
     batch = batch_of(model)[1]
     with trace.use(trace.Trace()), trace.stage_span("update", actor, worker="actor/0") as stage:
         actor.update(batch, loss_fn=loss)
-        looks = list(stage._meter.looks)
+        looks = list(stage._looks)
     assert [look.get("gradients", 0) for look in looks] == [0, weights_bytes(actor)]
 
 

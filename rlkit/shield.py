@@ -1,0 +1,64 @@
+"""Steps that must be whole: an interrupt that comes inside is raised at their end.
+
+``with shield:`` around an optimizer step or the publication of weights. It holds back Ctrl-C on the
+main thread and the interrupts that a cluster sends to a worker's thread.
+"""
+
+import ctypes
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+
+class Shield:
+    """Defers interrupts of the thread that is inside it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside: dict[int, int] = {}  # thread -> depth
+        self._pending: dict[int, BaseException] = {}
+        self._handler: Any = None
+
+    def __enter__(self) -> "Shield":
+        thread = threading.get_ident()
+        with self._lock:
+            depth = self._inside[thread] = self._inside.get(thread, 0) + 1
+        if depth == 1 and threading.current_thread() is threading.main_thread():
+            self._handler = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        thread = threading.get_ident()
+        with self._lock:
+            depth = self._inside[thread] = self._inside[thread] - 1
+            pending = None if depth else self._pending.pop(thread, None)
+        if depth == 0 and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._handler)
+        if pending is not None:
+            raise pending
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._pending[threading.get_ident()] = KeyboardInterrupt()
+
+    def interrupt(self, thread: int, error: type[BaseException]) -> None:
+        """Raise ``error`` in a thread: now, or when it leaves the shield.
+
+        Python code stops at its next instruction, a call into C when it returns.
+        """
+        with self._lock:
+            if self._inside.get(thread, 0):
+                self._pending[thread] = error()
+                return
+            target = ctypes.c_ulong(thread)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(target, ctypes.py_object(error))
+
+    def reset(self, thread: int) -> None:
+        """Forget what an earlier, interrupted use of the thread may have left."""
+        with self._lock:
+            self._inside.pop(thread, None)
+            self._pending.pop(thread, None)
+
+
+shield = Shield()
+"""The shield of this process."""
