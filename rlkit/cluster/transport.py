@@ -82,7 +82,7 @@ class RayTransport:
         cluster = self.cluster
         if self.owns and self.place is None:
             self.place = placement.reserve(cluster.device, self.n, name=self.name)
-        as_actor: Any = ray.remote(concurrency_groups={CONTROL: 1})
+        as_actor: Any = ray.remote(concurrency_groups={CONTROL: 1})  # pyright: ignore[reportCallIssue]
         host_class = as_actor(WorkerHost)
         self.hosts = [
             host_class.options(**self._options(rank)).remote(
