@@ -12,7 +12,7 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -55,20 +55,30 @@ def ship(fn: Callable[..., Any]) -> Shipped:
     """Pickle ``fn`` by value; an error names what it captured that cannot travel."""
     source = source_of(fn)
     with _shipping:
-        modules = _user_modules(fn)
-        for module in modules:
-            cloudpickle.register_pickle_by_value(module)
+        own, used = _user_modules(fn)
         try:
-            return Shipped(cloudpickle.dumps(fn), source)
+            try:
+                return Shipped(_dumps(fn, own | used), source)
+            except Exception:  # a module may hold what can't travel: then workers import it
+                return Shipped(_dumps(fn, own), source)
         except Exception as error:
             raise TypeError(
                 f"{source.name}: this function can't be sent to a worker ({error}). It captures "
                 "something that can't be pickled: pass plain values or tensors in, or create that "
                 "object inside the function."
             ) from error
-        finally:
-            for module in modules:
-                cloudpickle.unregister_pickle_by_value(module)
+
+
+def _dumps(fn: Any, modules: dict[str, ModuleType]) -> bytes:
+    """Pickle ``fn`` with these modules by value."""
+    names = sorted(modules.keys() - cloudpickle.list_registry_pickle_by_value())
+    for name in names:
+        cloudpickle.register_pickle_by_value(modules[name])
+    try:
+        return cloudpickle.dumps(fn)
+    finally:
+        for name in names:
+            cloudpickle.unregister_pickle_by_value(modules[name])
 
 
 def round_trip(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,7 +184,21 @@ def _is_local(value: Any) -> bool:
 def _is_users(fn: Any) -> bool:
     """Whether a function is the user's own code: neither rlkit's nor an installed package's."""
     module = sys.modules.get(getattr(fn, "__module__", None) or "")
-    if module is None or module.__name__ == "__main__":
+    return module is None or _is_users_module(module)
+
+
+def _is_sendable(module: Any) -> bool:
+    """Whether this is a module of the user's that pickle can be told to send by value."""
+    return (
+        isinstance(module, ModuleType)
+        and module.__name__ != "__main__"
+        and sys.modules.get(module.__name__) is module
+        and _is_users_module(module)
+    )
+
+
+def _is_users_module(module: ModuleType) -> bool:
+    if module.__name__ == "__main__":
         return True
     if module.__name__.split(".")[0] == "rlkit":
         return False
@@ -185,17 +209,22 @@ def _is_users(fn: Any) -> bool:
     return path is not None and not path.startswith(installed)
 
 
-def _user_modules(fn: Any) -> list[Any]:
-    """The user's modules that ``fn`` and its captured functions live in: pickled by value."""
-    todo, seen, found = [fn], set(), {}
+def _user_modules(fn: Any) -> tuple[dict[str, ModuleType], dict[str, ModuleType]]:
+    """The user's modules that ``fn`` and its functions live in, and those they use by name."""
+    todo, seen, own, used = [(fn, False)], {id(fn)}, {}, {}
     while todo:
-        each = todo.pop()
-        seen.add(id(each))
-        name = getattr(_inner(each), "__module__", None) or ""
-        if name != "__main__" and name in sys.modules and _is_users(_inner(each)):
-            found[name] = sys.modules[name]
-        inside = [x for x in _captured(each).values() if _travels(x) or _is_local(x)]
-        todo += [x for x in inside if id(x) not in seen]
-    return [
-        found[name] for name in sorted(found.keys() - cloudpickle.list_registry_pickle_by_value())
-    ]
+        each, in_used = todo.pop()
+        if isinstance(each, ModuleType):
+            used[each.__name__], in_used = each, True
+            inside = vars(each).values()
+        else:
+            module = sys.modules.get(getattr(_inner(each), "__module__", None) or "")
+            if module is not None and _is_sendable(module):
+                (used if in_used else own)[module.__name__] = module
+            inside = _captured(each).values()
+        for value in list(inside):
+            usable = _travels(value) or _is_local(value) or _is_sendable(value)
+            if usable and id(value) not in seen:
+                seen.add(id(value))
+                todo.append((value, in_used))
+    return own, used

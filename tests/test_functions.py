@@ -276,3 +276,13 @@ def test_a_users_function_inside_the_kits_own_travels_by_value(tmp_path, monkeyp
         [sys.executable, "-c", code, str(tmp_path / "sent")], capture_output=True, text=True
     )
     assert "tensor([3.])" in done.stdout, done.stderr
+
+
+def test_a_module_that_holds_a_lock_is_imported_by_the_worker(tmp_path, monkeypatch):
+    (tmp_path / "has_a_lock.py").write_text(
+        "import threading\nlock = threading.Lock()\ndef two(): return 2\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import has_a_lock
+
+    assert ship(lambda: has_a_lock.two()).load()() == 2

@@ -63,6 +63,8 @@ class Failure:
     error: BaseException
     traceback: str
     worker: str
+    skipped: bool = False
+    """Whether the call was cancelled before it began."""
 
     @classmethod
     def of(cls, error: BaseException, worker: str) -> "Failure":

@@ -5,8 +5,10 @@ Builds it from a class sent by value, runs its methods, reports spans. Calls run
 """
 
 import os
+import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,10 +30,16 @@ CONTROL = "control"
 class WorkerHost:
     """One worker process."""
 
-    def __init__(self, name: str, *, threads: int, hides: str | None = None) -> None:
-        """``hides`` names a kind of device that this process must not see, for it owns none."""
+    def __init__(
+        self, name: str, *, threads: int, paths: Sequence[str] = (), hides: str | None = None
+    ) -> None:
+        """``paths``: where the driver finds modules, searched here after this process's own.
+
+        ``hides`` names a kind of device that this process must not see, for it owns none.
+        """
         import torch
 
+        sys.path += [path for path in paths if path not in sys.path]
         if hides is not None:
             devices.restrict(hides, [])
         torch.set_num_threads(threads)
@@ -99,21 +107,28 @@ class WorkerHost:
             with self._lock:
                 stopped = self._cancelled.pop(number, None)
                 if epoch < self._epoch:
-                    stopped = "a call before it failed"
+                    stopped = stopped or "a call before it failed"
                 if stopped is None:
                     self._busy = threading.get_ident(), number
                     shield.reset(threading.get_ident())
             if stopped is not None:
-                return Failure(Interrupted(f"{method}: not run ({stopped})"), "", self.name)
+                error = Interrupted(f"{method}: not run ({stopped})")
+                return Failure(error, "", self.name, skipped=True)
             try:
                 return self._call(method, payload, stage, number)
             except Exception as error:
-                return Failure.of(error, self.name)
+                return self._failed(error, epoch)
             finally:
                 with self._lock:
                     self._busy = None
         except KeyboardInterrupt as error:
-            return Failure.of(Interrupted(f"{method}: interrupted ({error})"), self.name)
+            return self._failed(Interrupted(f"{method}: interrupted ({error})"), epoch)
+
+    def _failed(self, error: BaseException, epoch: int) -> Failure:
+        """A rank that has peers runs nothing more of this epoch: they may not have failed."""
+        if self.context.dp_size > 1:
+            self.advance(epoch + 1)
+        return Failure.of(error, self.name)
 
     def _call(self, method: str, payload: Any, stage: str, call: int) -> tuple[bytes, trace.Span]:
         import ray

@@ -38,6 +38,24 @@ class Call:
         """Whether it has a result or an error."""
         return self.collected or self.error is not None or len(self.answers) == len(self.refs)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a rank that ran it has failed."""
+        return any(_is_error(a) and not _is_skipped(a) for a in self.answers.values())
+
+    @property
+    def skipped(self) -> bool:
+        """Whether no rank has run it, nor will."""
+        return not self.waiting and all(map(_is_skipped, self.answers.values()))
+
+
+def _is_error(answer: Any) -> bool:
+    return isinstance(answer, Failure | Exception)
+
+
+def _is_skipped(answer: Any) -> bool:
+    return isinstance(answer, Failure) and answer.skipped
+
 
 class Pipeline:
     """Calls of one group in the order they were started."""
@@ -160,8 +178,11 @@ class Pipeline:
         with self._lock:
             self._take(set(ready))
             for call in list(self._calls):
-                failed = [a for a in call.answers.values() if isinstance(a, Failure | Exception)]
-                if failed and call.error is None:
+                if call.error is not None:
+                    continue
+                if call.skipped:
+                    call.error = self._error_of(call)
+                elif call.failed:
                     self._fail(call)
             for call in [c for c in self._calls if c.ended]:
                 self._calls.remove(call)
@@ -183,7 +204,7 @@ class Pipeline:
 
     def _fail(self, call: Call) -> None:
         """A rank failed: stop its peers, skip what is queued behind, mend the group."""
-        rank = next(r for r, a in call.answers.items() if isinstance(a, Failure | Exception))
+        rank = next(r for r, a in call.answers.items() if _is_error(a))
         later = [c for c in self._calls if c.number > call.number and not c.ended]
         alone = len(call.refs) == 1
         if not alone:
@@ -233,7 +254,7 @@ class Pipeline:
             names = ", ".join(f"{self.name}/{rank}" for rank in dead)
             self._lose(f"worker {names} died ({str(call.answers[dead[0]]).splitlines()[0]})")
             return RuntimeError(f"{self.name}.{call.what}: {self._lost}")
-        failed = [a for a in call.answers.values() if isinstance(a, Failure | Exception)]
+        failed = [a for a in call.answers.values() if _is_error(a)]
         # A peer that saw its connection break is a consequence; the rank that raised is the cause.
         causes = [a for a in failed if not (isinstance(a, Failure) and a.of_peer)]
         first = (causes or failed)[0]
@@ -246,5 +267,5 @@ class Pipeline:
     def _drop(self, call: Call) -> None:
         call.collected = True
         for answer in call.answers.values():
-            if not isinstance(answer, Failure | Exception):
+            if not _is_error(answer):
                 self._discard(answer)

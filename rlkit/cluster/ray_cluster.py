@@ -92,7 +92,7 @@ class RayCluster:
                 at = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 actors[node["NodeID"]] = (
                     ray.remote(StoreActor)
-                    .options(num_cpus=0, max_concurrency=8, scheduling_strategy=at)
+                    .options(num_cpus=0, max_concurrency=8, scheduling_strategy=at, max_restarts=-1)
                     .remote()
                 )
         return actors

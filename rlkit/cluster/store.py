@@ -150,7 +150,9 @@ class RayStore:
             raise error.cause from None
         except exceptions.RayActorError as error:
             raise RuntimeError(
-                f"store: {what} failed: the node's store process is gone ({error})."
+                f"store: {what} failed: the node's store process died, and its rows with it "
+                f"({str(error).splitlines()[0]}). It starts again empty: run the stages that wrote "
+                "those rows again."
             ) from error
 
 

@@ -1,5 +1,6 @@
 """The processes of one group on Ray, and the calls to them."""
 
+import sys
 import threading
 import uuid
 from dataclasses import dataclass, field, replace
@@ -88,6 +89,7 @@ class RayTransport:
             host_class.options(**self._options(rank)).remote(
                 f"{self.name}/{rank}",
                 threads=cluster.threads,
+                paths=sys.path,
                 hides=None if self.spec.takes_device else cluster.device,
             )
             for rank in range(self.n)

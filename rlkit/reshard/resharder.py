@@ -2,6 +2,7 @@
 all of it is there.
 """
 
+import logging
 import time
 import uuid
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any
 
 from rlkit import trace
 from rlkit.reshard.plan import ReshardPlan, plan_equal
+
+logger = logging.getLogger("rlkit.reshard")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +69,7 @@ class Resharder:
         plan, start = self.plan(), time.time()
         with trace.current().span("reshard", devices=1), trace.labelled("reshard/transfer"):
             version = _first(self.source.version)
+            self._look_at_targets(version)
             try:
                 self._transfer(plan)
                 self.target.publish_weights(version=version)
@@ -82,6 +86,17 @@ class Resharder:
             version=version,
         )
 
+    def _look_at_targets(self, version: int) -> None:
+        """All targets answer, and hold nothing of an earlier try; a step back is said."""
+        self.target.discard_weights()
+        served = self.target.version
+        newest = max(served) if isinstance(served, list) else served
+        if newest > version:
+            logger.warning(
+                "%s: its version %d is older than version %d of %s, which will be replaced.",
+                self.source.name, version, newest, self.target.name,
+            )  # fmt: skip
+
     def _transfer(self, plan: ReshardPlan) -> None:
         if self.source.in_process:
             self.target.stage_weights(self.source.weights(), self.source.fingerprints())
@@ -89,8 +104,7 @@ class Resharder:
         self._connect()
         sending = self.source.submit.send_weights(plan.buckets)
         receiving = self.target.submit.receive_weights(plan.buckets)
-        receiving.result()
-        sending.result()
+        _all_or_none(receiving, sending)
 
     def _connect(self) -> None:
         """A process group over the source's first rank and all targets.
@@ -106,8 +120,7 @@ class Resharder:
             group.submit.join_link(host, port, name, size, first_rank)
             for first_rank, group in enumerate((self.source, self.target))
         ]
-        for future in joining:
-            future.result()
+        _all_or_none(*reversed(joining))
         self._link = processes
 
     def __repr__(self) -> str:
@@ -121,16 +134,20 @@ def _first(value: Any) -> Any:
     )
 
 
+def _all_or_none(*futures: Any) -> None:
+    """Wait for calls that wait for each other; one that fails stops the others."""
+    try:
+        for future in futures:
+            future.result()
+    except BaseException:
+        for future in futures:
+            _quietly(future.cancel)
+        raise
+
+
 def _quietly(call: Any) -> None:
     """Clean up after an error that is about to be raised; a second error must not replace it."""
     try:
         call()
     except Exception as error:
-        trace_error(error)
-
-
-def trace_error(error: Exception) -> None:
-    """Log an error met while cleaning up after another."""
-    import logging
-
-    logging.getLogger("rlkit.reshard").warning("after a failed reshard: %s", error)
+        logger.warning("after a failed reshard: %s", error)

@@ -1,5 +1,8 @@
 """Weights move whole, verified, and are published by all targets or by none."""
 
+import os
+import signal
+
 import pytest
 import torch
 
@@ -116,6 +119,46 @@ def test_an_error_on_one_engine_publishes_on_none_and_the_next_try_works(ray_clu
     good = ray_cluster.spawn(rk.RolloutWorker, rk.models.tiny(seed=2), n=2)
     assert rk.Resharder(source=actor, target=good).reshard().verified
     assert all(equal(actor.weights(), weights) for weights in good.weights())
+
+
+def test_an_older_version_is_taken_and_said(caplog):
+    actor, rollout, resharder = pair(rk.launch(backend="local"))
+    actor._transport.worker._version = 7
+    resharder.reshard()
+    actor._transport.worker._version = 3
+    assert resharder.reshard().version == 3 == rollout.version
+    assert "version 3 is older than version 7" in caplog.text
+
+
+class FailsBeforeItReceives(rk.RolloutWorker):
+    """Leaves the sender alone in its broadcast."""
+
+    def receive_weights(self, buckets):
+        raise ConnectionError("no cable")
+
+
+@pytest.mark.ray
+def test_a_sender_is_not_left_waiting_for_a_target_that_failed(ray_cluster):
+    spec = rk.models.tiny_spec()
+    actor = ray_cluster.spawn(rk.ActorWorker, rk.models.tiny(spec=spec, seed=1))
+    bad = ray_cluster.spawn(FailsBeforeItReceives, rk.models.tiny(spec=spec))
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="no cable"):
+            rk.Resharder(source=actor, target=bad).reshard()
+    assert actor.version == 0  # answers: it is not in a broadcast any more
+
+
+@pytest.mark.ray
+def test_a_dead_target_is_named_before_anything_moves(ray_cluster):
+    actor, rollout, resharder = pair(ray_cluster)
+    resharder.reshard()
+    os.kill(rollout.processes[0][1], signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"rollout.*died"):
+            resharder.reshard()
+    assert actor.version == 0
+    ray_cluster.respawn(rollout)
+    assert resharder.reshard().verified
 
 
 @pytest.mark.ray
