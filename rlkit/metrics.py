@@ -184,8 +184,14 @@ class MetricLog:
             raise TypeError(
                 f"step: got {type(step).__name__}, need an int, the number of the step."
             )
+        given = {**(metrics or {}), **values}
+        if "step" in given:
+            raise ValueError(
+                f"step: got {given['step']} as a metric, need another name: the record of step "
+                f"{step} has that one."
+            )
         record: dict[str, Any] = {"step": step}
-        for name, value in {**(metrics or {}), **values}.items():
+        for name, value in given.items():
             record[name] = _plain(name, value)
         spans, now = self._trace.since(self._mark), time.time()
         record |= {k: v for k, v in _from_spans(spans, now - self._time).items() if k not in record}
