@@ -125,11 +125,7 @@ def _captured(fn: Any) -> dict[str, Any]:
         found |= {f"bound {i}": value for i, value in enumerate(fn.args)}
         found |= {f"bound {name}": value for name, value in fn.keywords.items()}
         return _captured(fn.func) | found
-    found |= getattr(fn, "__dict__", {})
-    if inspect.ismethod(fn):
-        found["self"] = fn.__self__
-    if is_dataclass(fn):  # one that is called; with slots it has no __dict__
-        found |= {item.name: getattr(fn, item.name, None) for item in fields(fn)}
+    found |= _attributes(fn)
     code = getattr(fn, "__code__", None)
     if code is None:
         return found
@@ -141,6 +137,16 @@ def _captured(fn: Any) -> dict[str, Any]:
             found[name] = fn.__globals__[name]
     found |= {f"default {i}": v for i, v in enumerate(fn.__defaults__ or ())}
     return found | (fn.__kwdefaults__ or {})
+
+
+def _attributes(fn: Any) -> dict[str, Any]:
+    """Of a function, of the object a method is bound to, of an object that is called."""
+    found = dict(getattr(fn, "__dict__", {}))
+    if inspect.ismethod(fn):
+        found["self"] = fn.__self__
+    if is_dataclass(fn):  # with slots it has no __dict__
+        found |= {item.name: getattr(fn, item.name, None) for item in fields(fn)}
+    return found
 
 
 def _codes(code: CodeType | None) -> Iterator[CodeType]:

@@ -112,7 +112,7 @@ TABLE = [
      r"actor\.compute_logprobs\(batch\): run that first"),
     ("a column to delete that isn't there", lambda t: batch().__delitem__("x"), KeyError,
      "has no column 'x'"),
-    ("a name nearly right", lambda t: batch()["respons"], KeyError, "Did you mean 'response'"),
+    ("a name nearly right", lambda t: batch()["responses"], KeyError, "Did you mean 'response'"),
     ("a row by number", lambda t: batch()[0], TypeError, r"batch\.select"),
     ("rows by slice", lambda t: batch()[:4], TypeError, r"batch\.frame\(\)"),
     ("a mask of weights", lambda t: bind("response_mask", torch.full((4, 2), 0.5)), ValueError,
@@ -249,7 +249,7 @@ TABLE = [
      "need more than warmup_steps=5"),
     ("an unknown key", lambda t: config.from_dict(rk.Layout, {"dq": 2}), ValueError,
      r"unknown keys \['dq'\]"),
-    ("a key nearly right", lambda t: config.from_dict(rk.SamplingParams, {"temprature": 1.0}),
+    ("a key nearly right", lambda t: config.from_dict(rk.SamplingParams, {"temperatures": 1.0}),
      ValueError, "Did you mean 'temperature'"),
     # logs
     ("a step that is no number", lambda t: rk.MetricLog().add("one"), TypeError, "need an int"),

@@ -161,7 +161,7 @@ def test_grpo_stopped_and_gone_on_is_grpo(tmp_path):
 
     def run(steps, checkpoint=None):
         whole = rk.recipes.GRPOConfig(steps=steps, save_every=2, eval_prompts=4, **config)
-        return rk.recipes.grpo(local(), model, task, whole, checkpoint=checkpoint)
+        return rk.recipes.grpo(local(), model, task, whole, checkpoint=checkpoint).log
 
     expected, folder = run(5), tmp_path / "run"
     run(3, rk.Checkpointer(folder))
