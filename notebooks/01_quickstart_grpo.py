@@ -157,7 +157,7 @@ group.frame()[["prompt", "response", "answer", "rewards", "advantages", "policy_
 #
 # The same held-out prompts again; then every process ends.
 
-# %%
+# %% tags=["held-out"]
 after = rk.evaluate(rollout, held_out, exact_match)
 assert log.frame()["actor/version"].iloc[-1] == steps == rollout.version
 assert rk.nb.fast() or after["eval/accuracy"] > 0.9 > before["eval/accuracy"]

@@ -46,7 +46,10 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = importlib.import_module(f"rlkit.{name}")
     else:
-        raise AttributeError(f"rlkit has no {name!r}; it has {', '.join(__all__)}.")
+        from rlkit.checks import did_you_mean
+
+        near = did_you_mean(name, __all__)
+        raise AttributeError(f"rlkit has no {name!r}; it has {', '.join(__all__)}.{near}")
     globals()[name] = value
     return value
 

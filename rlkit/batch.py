@@ -8,6 +8,7 @@ writes it (or, for a column, names it). Every [B, T] column is indexed by respon
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rlkit import planning
-from rlkit.columns import META, Applied, as_rows, bound_rows, check_shape, int_array, missing
+from rlkit.checks import whole
+from rlkit.columns import (
+    META,
+    Applied,
+    as_rows,
+    bound_rows,
+    check_lengths,
+    check_name,
+    check_shape,
+    int_array,
+    missing,
+)
 from rlkit.html import table
 from rlkit.rows import Rows
 from rlkit.store import Column, LocalStore, Part, join
@@ -67,7 +79,8 @@ class Batch:
         tensors.
 
         ``uid``, ``group_ids``, ``policy_version`` [B] become the rows' identity (default: 0..B-1,
-        one group a row, version 0). Padded tensors keep their width.
+        one group a row, version 0). Ids give the lengths: other [B, T] tensors lose the padding
+        beyond them. Padded ids keep their width.
         """
         if not columns:
             raise ValueError("columns: got none, need at least one named column.")
@@ -87,17 +100,20 @@ class Batch:
             group_ids=meta.get("group_ids", uids),
             policy_version=meta.get("policy_version"),
         )
-        for name, values in columns.items():
-            if name not in META:
-                batch._write(name, as_rows(name, values))
+        names = [name for name in columns if name not in META]
+        for name in sorted(names, key=lambda name: not name.endswith("_ids")):
+            rows = as_rows if name.endswith("_ids") else partial(bound_rows, batch)
+            batch._write(name, rows(name, columns[name]))
+        batch.columns = {name: batch.columns[name] for name in names}
         return batch
 
     # ---- reading and writing columns ----
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: Any) -> Any:
         """Values of a column: tensor [B] or [B, T] padded with 0 on the right, or a list of B
         objects.
         """
+        check_name(name)
         if name in META:
             return torch.from_numpy(self.meta[name].copy()).to(self.device)  # pyright: ignore[reportUnknownMemberType]
         if name == "prompt_mask" and name not in self.columns:  # follows from the lengths
@@ -118,7 +134,8 @@ class Batch:
             )
         return values
 
-    def __setitem__(self, name: str, values: Any) -> None:
+    def __setitem__(self, name: Any, values: Any) -> None:
+        check_name(name)
         if name == "uid":
             raise ValueError(
                 "uid: a batch keeps its uids, need a new batch for new ones: Batch.from_columns."
@@ -140,6 +157,8 @@ class Batch:
                     f"(first uid {missing[0]}); need one made from this batch or one that "
                     "contains it."
                 )
+            if not values.pending and values.parts and values.parts[0].kind == "ragged":
+                check_lengths(self, name, values.measure(self.uids, "lengths"))
             self.columns[name] = values
         else:
             self._write(name, bound_rows(self, name, values))
@@ -171,7 +190,7 @@ class Batch:
         if tuple(values.shape) != (len(self),):
             raise ValueError(
                 f"expand: got shape {tuple(values.shape)}, need [{len(self)}], one value a "
-                "response."
+                "response. What has a value a token is bound as it is."
             )
         part = self.store.put("expanded", self.uids, as_rows("expanded", values))
         return Column("expanded", self.store, self.uids, [part], expands=True)
@@ -308,8 +327,7 @@ class Batch:
 
         The last is shorter if the rows don't divide; ``drop_last`` leaves it out and logs how many.
         """
-        if size < 1:
-            raise ValueError(f"chunks: got size={size}, need at least 1 row.")
+        size = whole("chunks", size, what="row")
         left = len(self) % size if drop_last else 0
         if left:
             logger.warning("chunks: the last %d of %d rows are left out", left, len(self))
@@ -326,13 +344,13 @@ class Batch:
             return self
         return self._derive(planning.balance(self.num_tokens, size)[rank])
 
-    def load(self) -> "Batch":
+    def load(self, *, objects: bool = False) -> "Batch":
         """The same rows with every tensor column fetched into this process, in one round.
 
-        Text stays where it is.
+        Text and other lists stay where they are, but with ``objects``.
         """
         target, out = LocalStore(), self._derive(np.arange(len(self)))
-        columns = {n: c for n, c in self.columns.items() if c.parts[0].kind != "objects"}
+        columns = {n: c for n, c in self.columns.items() if objects or c.parts[0].kind != "objects"}
         for store in {id(c.store): c.store for c in columns.values()}.values():
             mine = {name: c for name, c in columns.items() if c.store is store}
             plans = [column.requests(self.uids) for column in mine.values()]
@@ -358,6 +376,12 @@ class Batch:
                 else Column(name, column.store, self.uids, column.parts, expands=column.expands)
             )
             out.columns[name] = needed.on(store)
+        return out
+
+    def fresh(self) -> "Batch":
+        """The same rows as if nothing had been sampled of them: ``reserve`` counts from 0 again."""
+        out = self._derive(np.arange(len(self)))
+        out.draws = {}
         return out
 
     def reserve(self, num: int) -> np.ndarray:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlkit.checks import did_you_mean
 from rlkit.functions import round_trip
 from rlkit.rows import Rows
 
@@ -35,17 +36,28 @@ WRITTEN_BY = {
 }
 """Column -> the stage that writes it, for the error of a skipped stage."""
 
+MAX_GROUP_ID = 1 << 47  # with 16 bits of a sample's number a uid stays below 2^63
 META = ("uid", "group_ids", "policy_version")
 """Columns that identify a row; they travel with the batch."""
 
 
+def check_name(name: object) -> None:
+    """TypeError for ``batch[0]`` and ``batch[:4]``, which look like rows; names are columns."""
+    if not isinstance(name, str):
+        raise TypeError(
+            f"batch[{name!r}]: got {type(name).__name__}, need the name of a column. Rows are "
+            "batch.select([0, 1, 2]) by position or mask; batch.frame() shows them."
+        )
+
+
 def missing(name: str, known: Iterable[str]) -> KeyError:
-    """The error of a column that is not there: what there is, and which stage writes it."""
+    """The error of a column that is not there: what there is, and which stage writes it, or
+    which name was meant.
+    """
+    near = "" if name in WRITTEN_BY else did_you_mean(name, {*known, *META, *WRITTEN_BY})
     writer = WRITTEN_BY.get(name, "a stage of yours")
-    return KeyError(
-        f"batch has no column {name!r}; it has {sorted(known)}. It is written by {writer}: run "
-        "that first."
-    )
+    more = near or f" It is written by {writer}: run that first."
+    return KeyError(f"batch has no column {name!r}; it has {sorted(known)}.{more}")
 
 
 class Applied:
@@ -58,14 +70,57 @@ class Applied:
         """What the function returns on ``batch``, as rows."""
         result = round_trip(self.fn)(*(batch[name] for name in self.names))
         result = result.detach() if isinstance(result, Tensor) else result
-        return bound_rows(batch, getattr(self.fn, "__name__", "apply"), result)
+        # Lengths are compared when the column gets its name: a list may be ids of its own.
+        return _as_rows_of(batch, getattr(self.fn, "__name__", "apply"), result)
 
 
 def bound_rows(batch: "Batch", name: str, values: Any) -> Rows:
-    """Rows of a value bound to ``name``.
+    """Rows of a value bound to ``name``, checked.
 
     [B, T] tensors lose the padding beyond each row's length.
     """
+    rows = _as_rows_of(batch, name, values)
+    if rows.lengths is not None:
+        check_lengths(batch, name, rows.lengths.numpy())
+    if name.endswith("_mask"):
+        check_mask(name, rows.values)
+    return rows
+
+
+def token_axis(name: str) -> str:
+    """The ids whose tokens a [B, T] column speaks of: the prompt's or the response's."""
+    return "prompt_ids" if name.startswith("prompt_") else "response_ids"
+
+
+def check_lengths(batch: "Batch", name: str, lengths: np.ndarray) -> None:
+    """ValueError if ragged rows [B] are not as long as the ids they speak of; ids are free."""
+    axis = token_axis(name)
+    if name.endswith("_ids") or axis not in batch.columns:
+        return
+    needed = batch.lengths(axis)
+    bad = np.flatnonzero(lengths != needed)
+    if len(bad):
+        raise ValueError(
+            f"{name}: got {lengths[bad[0]]} values in row {bad[0]}, need {needed[bad[0]]}, one a "
+            f"token of {axis!r} in this batch ({len(bad)} of {len(batch)} rows differ)."
+        )
+
+
+def check_mask(name: str, values: Tensor | list[Any]) -> None:
+    """ValueError for values other than 0 and 1."""
+    if isinstance(values, list):
+        kind = type(next(iter(values), None)).__name__
+        raise TypeError(f"{name}: got rows of {kind}, need a tensor [B, T] of 0 and 1.")
+    bad = values[(values != 0) & (values != 1)]
+    if len(bad):
+        raise ValueError(
+            f"{name}: got {bad.reshape(-1)[0].item()}, need 0 or 1: a mask says which tokens "
+            "count, not how much. Put weights into a column of their own."
+        )
+
+
+def _as_rows_of(batch: "Batch", name: str, values: Any) -> Rows:
+    """One row of ``values`` for each row of the batch."""
     values = from_numpy(values)
     if not isinstance(values, Tensor):
         values = list(values) if isinstance(values, Iterable) else [values]
@@ -76,7 +131,7 @@ def bound_rows(batch: "Batch", name: str, values: Any) -> Rows:
             f"{name}: got {len(values)} values, need {len(batch)}, one a row of this batch, in "
             "its order."
         )
-    axis = "prompt_ids" if name.startswith("prompt_") else "response_ids"
+    axis = token_axis(name)
     if not isinstance(values, Tensor) or values.ndim < 2 or axis not in batch.columns:
         return as_rows(name, values)
     lengths = batch.lengths(axis)
@@ -123,6 +178,16 @@ def as_rows(name: str, values: Any) -> Rows:
             return Rows(values.clone())  # the writer may go on changing it
         return Rows.from_padded(values, torch.full((len(values),), values.shape[1]))
     return Rows.from_list(values)
+
+
+def check_group_ids(group_ids: np.ndarray) -> None:
+    """ValueError for ids that a uid, group id x 65,536 + sample number, has no room for."""
+    bad = group_ids[(group_ids < 0) | (group_ids >= MAX_GROUP_ID)]
+    if len(bad):
+        raise ValueError(
+            f"group_ids: got {int(bad[0])}, need 0 to 2^47 - 1 ({MAX_GROUP_ID - 1}), so that uid = "
+            "group id x 65536 + sample number fits into 64 bits. Number the prompts from 0."
+        )
 
 
 def int_array(name: str, values: Any) -> np.ndarray:

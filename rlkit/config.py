@@ -4,6 +4,11 @@ import math
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
+from rlkit.checks import did_you_mean, whole
+
+MIN_TEMPERATURE = 1e-3
+"""The lowest of sampling; 0 is greedy."""
+
 
 def _need(ok: bool, message: str) -> None:
     if not ok:
@@ -112,13 +117,13 @@ class SamplingParams:
     """Tokens that end a response; they belong to it."""
 
     def __post_init__(self) -> None:
+        whole("max_new_tokens", self.max_new_tokens)
+        # Below, logits / temperature leaves the range in which float32 tells logprobs apart.
+        fits = self.temperature == 0 or self.temperature >= MIN_TEMPERATURE
         _need(
-            math.isfinite(self.temperature) and self.temperature >= 0,
-            f"temperature: got {self.temperature}, need a finite number >= 0 (0 is greedy).",
-        )
-        _need(
-            self.max_new_tokens >= 1,
-            f"max_new_tokens: got {self.max_new_tokens}, need at least 1.",
+            math.isfinite(self.temperature) and fits,
+            f"temperature: got {self.temperature}, need 0 (greedy) or a finite number of at least "
+            f"{MIN_TEMPERATURE}.",
         )
 
 
@@ -222,7 +227,10 @@ def from_dict(cls: type, values: dict[str, Any]) -> Any:
     known = {item.name: item.type for item in fields(cls)}
     unknown = sorted(set(values) - set(known))
     if unknown:
-        raise ValueError(f"{cls.__name__}: got unknown keys {unknown}, need keys among {[*known]}.")
+        raise ValueError(
+            f"{cls.__name__}: got unknown keys {unknown}, need keys among {[*known]}."
+            f"{did_you_mean(unknown[0], known)}"
+        )
     inner = {
         name: from_dict(kind, values[name])
         for name, kind in known.items()

@@ -4,25 +4,28 @@ A function of a notebook or of a user's module is pickled by value, so a worker 
 of the cell as it is now. Functions of installed packages travel by name.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from types import CodeType, ModuleType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """What a function was when it was passed.
 
-    Name, source text, and 12 hex digits over source and captured scalars.
+    Name, source text, and 12 hex digits over source and captured values.
     """
 
     name: str
@@ -92,7 +95,8 @@ def round_trip(fn: Callable[..., Any]) -> Callable[..., Any]:
 def source_of(fn: Callable[..., Any], *, _seen: frozenset[int] = frozenset()) -> Source:
     """Source text and hash of a function.
 
-    The hash covers the scalars it captured and its own helper functions.
+    The hash covers its own helper functions and what it captured of scalars, and of tuples, lists,
+    dicts, sets and dataclasses of such.
     """
     known = _sources.get(id(fn))
     if known is not None and known[0] is fn:
@@ -113,7 +117,7 @@ def source_of(fn: Callable[..., Any], *, _seen: frozenset[int] = frozenset()) ->
     return Source(name, text, hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12])
 
 
-_SCALARS = (bool, int, float, complex, str, bytes, type(None))
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 def _inner(fn: Any) -> Any:
@@ -131,17 +135,28 @@ def _captured(fn: Any) -> dict[str, Any]:
         found |= {f"bound {i}": value for i, value in enumerate(fn.args)}
         found |= {f"bound {name}": value for name, value in fn.keywords.items()}
         return _captured(fn.func) | found
-    found |= getattr(fn, "__dict__", {})
+    found |= _attributes(fn)
     code = getattr(fn, "__code__", None)
     if code is None:
         return found
     for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=False):
-        found[name] = cell.cell_contents
+        with contextlib.suppress(ValueError):  # empty: what it names is not made yet
+            found[name] = cell.cell_contents
     for name in {name for each in _codes(code) for name in each.co_names}:
         if name in fn.__globals__:
             found[name] = fn.__globals__[name]
     found |= {f"default {i}": v for i, v in enumerate(fn.__defaults__ or ())}
     return found | (fn.__kwdefaults__ or {})
+
+
+def _attributes(fn: Any) -> dict[str, Any]:
+    """Of a function, of the object a method is bound to, of an object that is called."""
+    found = dict(getattr(fn, "__dict__", {}))
+    if inspect.ismethod(fn):
+        found["self"] = fn.__self__
+    if is_dataclass(fn):  # with slots it has no __dict__
+        found |= {item.name: getattr(fn, item.name, None) for item in fields(fn)}
+    return found
 
 
 def _codes(code: CodeType | None) -> Iterator[CodeType]:
@@ -156,16 +171,38 @@ def _codes(code: CodeType | None) -> Iterator[CodeType]:
 def _fact(value: Any, seen: frozenset[int]) -> str | None:
     """What of a captured value goes into the hash.
 
-    Scalars, what a user's function is, which function another is.
+    Scalars, also inside containers and dataclasses; what a user's function is, which function
+    another is.
     """
+    if isinstance(value, Enum):
+        return f"{type(value).__qualname__}.{value.name}"
     if isinstance(value, _SCALARS):
         return repr(value)
-    if isinstance(value, tuple):
-        return repr([_fact(item, seen) for item in value])
+    items = _items(value)
+    if items is not None:
+        if id(value) in seen:  # it holds itself
+            return None
+        inside = seen | {id(value)}
+        facts = [(_fact(key, inside), _fact(item, inside)) for key, item in items]
+        facts = sorted(facts, key=repr) if isinstance(value, dict | set | frozenset) else facts
+        return f"{type(value).__qualname__}{facts}"
     if _travels(value):
         return None if id(value) in seen else source_of(value, _seen=seen).hash
     if inspect.isroutine(value):
         return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+    return None
+
+
+def _items(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """(key, item) of a container or dataclass; None for other values."""
+    if isinstance(value, dict):
+        return value.items()
+    if isinstance(value, tuple | list):
+        return enumerate(value)
+    if isinstance(value, set | frozenset):
+        return ((item, None) for item in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return [(item.name, getattr(value, item.name, None)) for item in fields(value)]
     return None
 
 

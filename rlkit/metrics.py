@@ -49,11 +49,10 @@ _ROWS = (
     ("time/score_s", "s", "wall time of reward functions"),
     ("time/logprobs_s", "s", "wall time of the actor's logprobs"),
     ("time/ref_logprobs_s", "s", "wall time of the reference's logprobs"),
-    ("time/values_s", "s", "wall time of the critic's values"),
     ("time/update_s", "s", "wall time of the actor's update"),
-    ("time/critic_update_s", "s", "wall time of the critic's update"),
     ("time/reshard_s", "s", "wall time of moving weights to the engines"),
     ("time/evaluate_s", "s", "wall time of evaluation"),
+    ("time/checkpoint_s", "s", "wall time of saving or loading a checkpoint"),
     ("time/other_s", "s", "step time in none of the stages above"),
     (
         "throughput/tokens_per_s",
@@ -65,7 +64,6 @@ _ROWS = (
         "tokens/s/device",
         "throughput/tokens_per_s over the cluster's devices",
     ),
-    ("throughput/generated_tokens_per_s", "tokens/s", "response tokens over time/generate_s"),
 )
 GLOSSARY: dict[str, Metric] = {row[0]: Metric(*row) for row in _ROWS}
 """Every metric rlkit writes: name, unit, meaning."""
@@ -184,8 +182,14 @@ class MetricLog:
             raise TypeError(
                 f"step: got {type(step).__name__}, need an int, the number of the step."
             )
+        given = {**(metrics or {}), **values}
+        if "step" in given:
+            raise ValueError(
+                f"step: got {given['step']} as a metric, need another name: the record of step "
+                f"{step} has that one."
+            )
         record: dict[str, Any] = {"step": step}
-        for name, value in {**(metrics or {}), **values}.items():
+        for name, value in given.items():
             record[name] = _plain(name, value)
         spans, now = self._trace.since(self._mark), time.time()
         record |= {k: v for k, v in _from_spans(spans, now - self._time).items() if k not in record}

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from rlkit.checks import whole
+
 
 def by_group(group_ids: np.ndarray) -> list[np.ndarray]:
     """Positions of each group's rows, groups in order of first appearance.
@@ -22,9 +24,7 @@ def cut_groups(group_ids: np.ndarray, num: int, *, seed: int) -> list[np.ndarray
     """Shuffle whole groups by ``seed`` and cut them into ``num`` lists of positions of near-equal
     group count.
     """
-    groups = by_group(group_ids)
-    if num < 1:
-        raise ValueError(f"minibatches: got {num}, need at least 1.")
+    groups, num = by_group(group_ids), whole("minibatches", num)
     if len(groups) < num:
         raise ValueError(
             f"minibatches: got {num} for {len(groups)} groups, need at most one a group: a group "
@@ -41,8 +41,7 @@ def fill(tokens: np.ndarray, budget: int) -> list[np.ndarray]:
     """Positions in pieces of at most ``budget`` tokens, longest rows first so that a piece holds
     like lengths.
     """
-    if budget < 1:
-        raise ValueError(f"token_budget: got {budget}, need at least 1 token.")
+    budget = whole("token_budget", budget, what="token")
     pieces: list[list[int]] = []
     used = budget
     for i in np.argsort(-tokens, kind="stable").tolist():

@@ -1,17 +1,18 @@
 """The loops of the notebooks as functions, for scripts and experiments."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
-from rlkit.algo import clipped_policy_loss, group_relative, kl_k3
-from rlkit.batch import Batch
+from rlkit.algo import clipped_policy_loss, group_metrics, group_relative, kl_k3
 from rlkit.checkpoint import Checkpointer
+from rlkit.checks import did_you_mean
 from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
 from rlkit.reshard import Resharder
 from rlkit.tasks import Task, evaluate, score
+from rlkit.types import LossFn
 from rlkit.workers import ActorWorker, ReferenceWorker, RolloutWorker
 
 
@@ -48,6 +49,25 @@ class GRPOConfig:
     too."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
+class Run:
+    """What a recipe leaves: its log, and the parts, which work as long as the cluster is open."""
+
+    log: MetricLog
+    """A record a train step."""
+    actor: Any
+    """Group of the trained policy: ``run.actor.save_pretrained(folder)``."""
+    rollout: Any
+    """Group of engines that have its weights: ``rk.evaluate(run.rollout, ...)``."""
+    reference: Any
+    """Group of the policy that training began with."""
+    resharder: Resharder
+    """From the actor to the rollout."""
+
+    def __repr__(self) -> str:
+        return f"Run({self.log}, {', '.join(item.name for item in fields(self)[1:])})"
+
+
 def grpo(
     cluster: Any,
     model: Pretrained,
@@ -56,21 +76,17 @@ def grpo(
     *,
     on_step: Callable[[MetricLog], None] | None = None,
     checkpoint: Checkpointer | None = None,
-) -> MetricLog:
-    """GRPO (Shao et al., 2024).
+    **wrong: Any,
+) -> Run:
+    """GRPO (Shao et al., 2024): the trained actor, and the log.
 
     The loop of notebook 01 on an open cluster. ``on_step(log)`` runs after each step. With a
-    ``checkpoint`` it saves itself, and goes on from the newest one in there.
+    ``checkpoint`` it saves itself, and goes on from the newest one in there. Numbers such as
+    ``steps`` are in ``config``; others by keyword are an error.
     """
+    _check_config("grpo", GRPOConfig, config, wrong)
     config = config or GRPOConfig()
-
-    def loss_fn(logprobs: Any, batch: Batch) -> Any:
-        loss, metrics = clipped_policy_loss(
-            logprobs, batch, clip_low=config.clip_low, clip_high=config.clip_high
-        )
-        kl = batch.token_mean(kl_k3(logprobs, batch["ref_logprobs"]))
-        return loss + config.kl_coef * kl, metrics | {"policy/kl_ref": kl}
-
+    loss_fn = _grpo_loss(config.clip_low, config.clip_high, config.kl_coef)
     rollout = cluster.spawn(
         RolloutWorker, model, engine=TorchEngine, max_new_tokens=config.max_new_tokens
     )
@@ -81,7 +97,7 @@ def grpo(
     prompts, first = task.stream(size=config.size), 0
     if checkpoint is not None:
         restored = checkpoint.load(workers={"actor": actor}, prompts=prompts, log=log)
-        first, held_out = restored.next_step, restored.batches.get("held_out", held_out)
+        first = restored.next_step
     resharder.reshard()  # connects the processes, outside the first step's time
     log.start()
     for step in range(first, config.steps):
@@ -89,17 +105,47 @@ def grpo(
         batch["rewards"] = score(task.verify, batch)
         batch["old_logprobs"] = actor.compute_logprobs(batch)
         batch["ref_logprobs"] = reference.compute_logprobs(batch)
-        advantages = group_relative(batch["rewards"], batch["group_ids"])
-        batch["advantages"] = batch.expand(advantages)
+        rewards, group_ids = batch["rewards"], batch["group_ids"]
+        batch["advantages"] = batch.expand(group_relative(rewards, group_ids))
         metrics = actor.update(batch, loss_fn=loss_fn, minibatches=config.minibatches)
+        metrics |= group_metrics(rewards, group_ids)
+        metrics["response/length_mean_tokens"] = batch.lengths("response_ids").mean()
         resharder.reshard()
         if config.eval_every and (step + 1) % config.eval_every == 0:
             metrics |= evaluate(rollout, held_out, task.verify)
-        log.add(step, metrics, reward=batch["rewards"].mean())
+        log.add(step, metrics, reward=rewards.mean())
         due = (step + 1) % config.save_every == 0 or step + 1 == config.steps
         if checkpoint is not None and due:
-            more = {"held_out": held_out}  # the counts of its samples go on
-            checkpoint.save(step, workers={"actor": actor}, prompts=prompts, log=log, batches=more)
+            checkpoint.save(step, workers={"actor": actor}, prompts=prompts, log=log)
         if on_step is not None:
             on_step(log)
-    return log
+    return Run(log=log, actor=actor, rollout=rollout, reference=reference, resharder=resharder)
+
+
+def _grpo_loss(clip_low: float, clip_high: float, kl_coef: float) -> LossFn:
+    def loss_fn(logprobs: Any, batch: Any) -> Any:
+        loss, metrics = clipped_policy_loss(logprobs, batch, clip_low=clip_low, clip_high=clip_high)
+        kl = batch.token_mean(kl_k3(logprobs, batch["ref_logprobs"]))
+        return loss + kl_coef * kl, metrics | {"policy/kl_ref": kl}
+
+    return loss_fn
+
+
+def _check_config(recipe: str, cls: type, config: Any, wrong: Mapping[str, Any]) -> None:
+    """TypeError for numbers given otherwise than in a ``cls``; says how to give them."""
+    known = [item.name for item in fields(cls)]
+    if wrong:
+        name, value = next(iter(wrong.items()))
+        if name in known:
+            more = f"Pass {cls.__name__}({name}={value!r})."
+        else:
+            more = f"{cls.__name__} has {known}.{did_you_mean(name, known)}"
+        raise TypeError(
+            f"{recipe}: got {name}={value!r}, need numbers of the run in a {cls.__name__}, the "
+            f"fourth argument. {more}"
+        )
+    if config is not None and not isinstance(config, cls):
+        raise TypeError(
+            f"{recipe}: got {type(config).__name__} as the config, need a {cls.__name__} such as "
+            f"{cls.__name__}({known[0]}=6)."
+        )

@@ -189,7 +189,18 @@ class Column:
 
     def expanded(self) -> "Column":
         """The same [B] values, to be spread over the response mask where they are read."""
-        return Column(self.name, self.store, self.uids, lambda: self.parts, expands=True)
+
+        def parts() -> Sequence[Part]:
+            kind = "a value a token" if self.expands else next((p.kind for p in self.parts), "")
+            if kind not in ("scalar", ""):
+                raise ValueError(
+                    f"expand: got column {self.name!r} of {kind} rows, need one number a response. "
+                    "What is [B, T] already is bound as it is."
+                )
+            return self.parts
+
+        known = parts if self.pending else parts()
+        return Column(self.name, self.store, self.uids, known, expands=True)
 
     def on(self, store: RowStore) -> "Column":
         """The same values in ``store``: itself if they are there, else a copy, made once."""

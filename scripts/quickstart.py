@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from ast import literal_eval
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,10 +134,12 @@ def main(notebook: Path = NOTEBOOK, out: Path = OUT) -> int:
         notebook, timeout_s=1800, progress=lambda text: print(text, end="", flush=True)
     )
     nbformat.write(run.notebook, executed)
-    failure, table = run.failure, ""
+    failure, table, accuracy = run.failure, "", {}
     if failure is None:
         try:
             table = tagged_output(run.notebook, tag="table", mime="text/plain")
+            text = tagged_output(run.notebook, tag="held-out", mime="text/plain")
+            accuracy = {when: each["eval/accuracy"] for when, each in literal_eval(text).items()}
             image = tagged_output(run.notebook, tag="reward-plot", mime="image/png")
             plot.write_bytes(base64.b64decode(image))
         except ValueError as error:
@@ -145,7 +148,11 @@ def main(notebook: Path = NOTEBOOK, out: Path = OUT) -> int:
         print(f"\n{_shown(notebook)}: {failure}", file=sys.stderr)
         print(f"The notebook as far as it ran: {_shown(executed)}", file=sys.stderr)
         return 1
-    print(f"\n{table}\n\nreward plot        {_shown(plot)}\nexecuted notebook  {_shown(executed)}")
+    print(
+        f"\n{table}\n\nheld-out accuracy  {accuracy['before']:.3f} before training, "
+        f"{accuracy['after']:.3f} after"
+    )
+    print(f"reward plot        {_shown(plot)}\nexecuted notebook  {_shown(executed)}")
     return 0
 
 

@@ -41,13 +41,23 @@ def bind(name, value):
     batch()[name] = value
 
 
+def twos():
+    """A batch whose mask came from a function, unchecked until it is read."""
+    b = batch()
+    b["response_mask"] = b.apply(lambda ids: torch.full_like(ids, 2), "response_ids")
+    return b
+
+
 def update(b=None, loss_fn=likelihood, **options):
     rk.ActorWorker(rk.models.tiny()).update(batch() if b is None else b, loss_fn=loss_fn, **options)
 
 
-def generate(**options):
-    prompts = next(rk.tasks.reverse_digits().batches(size=2, steps=1))
+def generate_from(prompts, **options):
     rk.RolloutWorker(rk.models.tiny()).generate(prompts, **options)
+
+
+def generate(**options):
+    generate_from(next(rk.tasks.reverse_digits().batches(size=2, steps=1)), **options)
 
 
 def local():
@@ -82,6 +92,7 @@ def unreadable_config(tmp_path):
 
 nan = float("nan")
 one = torch.ones(4)
+WHOLE = "a whole number|<class 'int'>"  # tests check batch.py's annotations first
 TABLE = [
     # batches
     ("no columns", lambda t: rk.Batch.from_columns({}), ValueError, "got none, need at least one"),
@@ -101,6 +112,21 @@ TABLE = [
      r"actor\.compute_logprobs\(batch\): run that first"),
     ("a column to delete that isn't there", lambda t: batch().__delitem__("x"), KeyError,
      "has no column 'x'"),
+    ("a name nearly right", lambda t: batch()["responses"], KeyError, "Did you mean 'response'"),
+    ("a row by number", lambda t: batch()[0], TypeError, r"batch\.select"),
+    ("rows by slice", lambda t: batch()[:4], TypeError, r"batch\.frame\(\)"),
+    ("a mask of weights", lambda t: bind("response_mask", torch.full((4, 2), 0.5)), ValueError,
+     "got 0.5, need 0 or 1"),
+    ("a mask of lists", lambda t: bind("response_mask", [[1, 1]] * 4), TypeError,
+     "got rows of list, need a tensor"),
+    ("ragged rows of other lengths", lambda t: bind("advantages", [one[:2], one[:3], one, one[:2]]),
+     ValueError, r"advantages: got 3 values in row 1, need 2, .*2 of 4 rows"),
+    ("columns that don't fit the ids", lambda t: batch(advantages=torch.ones(4, 5)), ValueError,
+     r"got shape \(4, 5\), need \[4, 2\]"),
+    ("expanding what has a value a token", lambda t: batch().expand(
+        batch().columns["response_ids"]), ValueError, "'response_ids' of ragged rows"),
+    ("expanding a [B, T] tensor", lambda t: batch().expand(torch.ones(4, 2)), ValueError,
+     "bound as it is"),
     ("a mask of the wrong length", lambda t: batch().select(np.array([True])), ValueError,
      r"need \[4\]"),
     ("a position outside", lambda t: batch().select([9]), IndexError, "need at most 3"),
@@ -112,6 +138,10 @@ TABLE = [
     ("more minibatches than groups", lambda t: batch().minibatches(3), ValueError,
      "got 3 for 2 groups"),
     ("zero minibatches", lambda t: batch().minibatches(0), ValueError, "need at least 1"),
+    ("minibatches by halves", lambda t: batch().minibatches(1.5), TypeError, WHOLE),
+    ("minibatches that are a bool", lambda t: batch().minibatches(True), TypeError, "got True"),
+    ("a token budget that is a float", lambda t: batch().microbatches(8.0), TypeError, WHOLE),
+    ("chunks of a float", lambda t: batch().chunks(2.0), TypeError, WHOLE),
     ("a token budget of 0", lambda t: batch().microbatches(0), ValueError, "need at least 1 token"),
     ("chunks of 0", lambda t: batch().chunks(0), ValueError, "need at least 1 row"),
     ("a mean of the wrong shape", lambda t: batch().token_mean(torch.ones(4, 5)), Exception,
@@ -128,6 +158,11 @@ TABLE = [
     # workers
     ("an empty batch", lambda t: update(batch().select([])), ValueError, "empty batch"),
     ("no epochs", lambda t: update(epochs=0), ValueError, "need at least 1"),
+    ("epochs by halves", lambda t: update(epochs=1.5), TypeError, "epochs: got 1.5"),
+    ("minibatches of an update by halves", lambda t: update(minibatches=2.0), TypeError, WHOLE),
+    ("a token budget of a worker", lambda t: rk.ActorWorker(rk.models.tiny(), token_budget=1e4),
+     TypeError, "token_budget: got 10000.0"),
+    ("a loss that sees a mask of twos", lambda t: update(twos()), ValueError, "need 0 or 1"),
     ("a loss by name", lambda t: update(loss_fn="grpo"), TypeError, "need a function"),
     ("a loss of one parameter", lambda t: update(loss_fn=lambda x: x), TypeError,
      r"need \(logprobs, batch\)"),
@@ -144,12 +179,22 @@ TABLE = [
     ("a negative learning rate", lambda t: rk.ActorWorker(rk.models.tiny(), lr=-1.0), ValueError,
      "need at least 0"),
     ("zero responses a prompt", lambda t: generate(n=0), ValueError, "need at least 1 response"),
+    ("half a response a prompt", lambda t: generate(n=1.5), TypeError, "n: got 1.5"),
     ("a negative temperature", lambda t: generate(temperature=-1.0), ValueError, "greedy"),
-    ("zero new tokens", lambda t: generate(max_new_tokens=-1), ValueError, "need at least 1"),
+    ("a temperature of nearly 0", lambda t: generate(temperature=1e-4), ValueError,
+     r"need 0 \(greedy\) or .* at least 0.001"),
+    ("negative new tokens", lambda t: generate(max_new_tokens=-1), ValueError, "need at least 1"),
+    ("zero new tokens", lambda t: generate(max_new_tokens=0), ValueError, "got 0, need at least 1"),
+    ("new tokens by halves", lambda t: generate(max_new_tokens=2.5), TypeError, "got 2.5"),
+    ("a worker of zero new tokens", lambda t: rk.RolloutWorker(
+        rk.models.tiny(), max_new_tokens=0), ValueError, "max_new_tokens: got 0"),
+    ("a group id too large", lambda t: generate_from(batch(group_ids=[1 << 47] * 4)), ValueError,
+     "need 0 to 2.47 - 1"),
+    ("sample numbers that two prompts share", lambda t: generate_from(
+        batch(), first_sample=np.zeros(4, int)), ValueError, "a group id of its own"),
     ("a response that can't fit", lambda t: generate(max_new_tokens=999), ValueError,
      "Shorten the prompt or lower max_new_tokens"),
-    ("no prompts", lambda t: rk.RolloutWorker(rk.models.tiny()).generate(batch().select([])),
-     ValueError, "need at least one"),
+    ("no prompts", lambda t: generate_from(batch().select([])), ValueError, "need at least one"),
     ("token ids outside the vocabulary", lambda t: rk.TorchEngine(rk.models.tiny()).add(
         Request([99], [0])), ValueError, "need ids from 0 to 22"),
     ("zero slots", lambda t: rk.TorchEngine(rk.models.tiny(), max_rows=0), ValueError,
@@ -162,7 +207,7 @@ TABLE = [
     ("a task of length 0", lambda t: rk.tasks.reverse_digits(length=0), ValueError, "from 1 to 40"),
     ("no held-out prompts", lambda t: rk.tasks.sort().held_out(0), ValueError, "at least 1 prompt"),
     ("batches of no prompts", lambda t: rk.tasks.sort().batches(size=0, steps=1), ValueError,
-     "need size >= 1"),
+     "need at least 1 prompt"),
     ("a character outside the alphabet", lambda t: rk.models.char_tokenizer().encode("z"),
      ValueError, r"got characters \['z'\]"),
     # clusters
@@ -170,10 +215,17 @@ TABLE = [
     ("an unknown device", lambda t: rk.launch(devices="tpu"), ValueError, "need one of auto"),
     ("no devices", lambda t: rk.launch(num_devices=0), ValueError, "need at least 1"),
     ("no time", lambda t: rk.launch(timeout_s=0), ValueError, "need more than 0 seconds"),
+    ("a negative seed", lambda t: rk.launch(seed=-1), ValueError, "seed: got -1, need at least 0"),
+    ("a seed that is a float", lambda t: rk.launch(seed=0.5), TypeError, "seed: got 0.5"),
     ("two local workers", lambda t: local().spawn(rk.ReferenceWorker, rk.models.tiny(), n=2),
      ValueError, "has one process"),
     ("an unknown method", lambda t: local().spawn(rk.ReferenceWorker, rk.models.tiny()).train(),
      AttributeError, "need one of"),
+    ("a method nearly right", lambda t: local().spawn(
+        rk.ReferenceWorker, rk.models.tiny()).compute_logprob(), AttributeError,
+     "Did you mean 'compute_logprobs'"),
+    ("a public name nearly right", lambda t: rk.RolloutWorkr, AttributeError,
+     "Did you mean 'RolloutWorker'"),
     ("a resharder the wrong way round", lambda t: rk.Resharder(
         source=local().spawn(rk.ReferenceWorker, rk.models.tiny()), target=None), TypeError,
      "actors as the source"),
@@ -197,8 +249,12 @@ TABLE = [
      "need more than warmup_steps=5"),
     ("an unknown key", lambda t: config.from_dict(rk.Layout, {"dq": 2}), ValueError,
      r"unknown keys \['dq'\]"),
+    ("a key nearly right", lambda t: config.from_dict(rk.SamplingParams, {"temperatures": 1.0}),
+     ValueError, "Did you mean 'temperature'"),
     # logs
     ("a step that is no number", lambda t: rk.MetricLog().add("one"), TypeError, "need an int"),
+    ("a metric by the step's name", lambda t: rk.MetricLog().add(3, {"step": 9}), ValueError,
+     "step: got 9 as a metric"),
     ("a metric that is a vector", lambda t: rk.MetricLog().add(0, reward=one), TypeError,
      "Reduce it first"),
     ("results without a unit", lambda t: experiment.check_results(rk.MetricLog().tidy()),

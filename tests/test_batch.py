@@ -1,4 +1,5 @@
 import logging
+import math
 import pickle
 
 import numpy as np
@@ -181,12 +182,91 @@ def test_changing_a_tensor_that_was_written_does_not_change_the_batch():
 def test_written_tensor_has_no_gradient_history():
     batch = four_rows()
     batch["x"] = torch.ones(4, requires_grad=True) * 2
-    batch["y"] = list(torch.ones(4, 2, requires_grad=True) * 2)
+    batch["y_ids"] = list(torch.ones(4, 2, requires_grad=True) * 2)
     assert not batch["x"].requires_grad
-    assert not batch["y"].requires_grad
+    assert not batch["y_ids"].requires_grad
+
+
+# ---- what is bound fits ----
+
+
+def test_padded_columns_take_the_lengths_of_their_ids_in_any_order():
+    values = torch.arange(6.0).reshape(2, 3)
+    batch = Batch.from_columns(
+        {
+            "advantages": values,
+            "response_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]),
+            "prompt_weights": torch.ones(2, 2),
+            "response_ids": ragged([5, 6], [5, 6, 7]),
+            "prompt_ids": ragged([1, 2], [1]),
+        }
+    )
+    assert batch.lengths("advantages").tolist() == [2, 3]
+    assert batch.lengths("response_mask").tolist() == [2, 3]
+    assert batch.lengths("prompt_weights").tolist() == [2, 1]
+    assert batch["advantages"].tolist() == [[0, 1, 0], [3, 4, 5]]
+    assert next(iter(batch.columns)) == "advantages"
+
+
+def test_padded_columns_without_ids_keep_their_width():
+    assert Batch.from_columns({"x": torch.ones(2, 3)}).lengths("x").tolist() == [3, 3]
+
+
+def test_ragged_rows_of_other_lengths_name_the_first_bad_row():
+    message = r"x: got 2 values in row 1, need 1, .*'response_ids' .*\(2 of 4 rows differ\)"
+    with pytest.raises(ValueError, match=message):
+        four_rows()["x"] = ragged([1, 2, 3], [1, 2], [1, 2], [1])
+
+
+def test_a_column_of_other_lengths_is_an_error_when_it_gets_its_name():
+    batch = four_rows()
+    made = batch.apply(lambda rewards: ragged([1, 2], [1], [1], [1]), "rewards")
+    batch["tool_ids"] = made  # ids have lengths of their own
+    with pytest.raises(ValueError, match="prompt_x: got 2 values in row 0, need 1"):
+        batch["prompt_x"] = made
+
+
+@pytest.mark.parametrize("name", ["response_mask", "prompt_mask", "tool_mask"])
+@pytest.mark.parametrize("value", [2, -1, 0.5, math.nan])
+def test_a_mask_is_0_or_1(name, value):
+    batch = four_rows()
+    lengths = batch.lengths("prompt_ids" if name == "prompt_mask" else "response_ids")
+    with pytest.raises(ValueError, match=f"{name}: got {value}, need 0 or 1"):
+        batch[name] = [torch.full((length,), value) for length in lengths.tolist()]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float32])
+def test_a_mask_has_any_dtype(dtype):
+    batch = four_rows()
+    batch["response_mask"] = batch["response_mask"].to(dtype)
+    assert batch.num_trainable.tolist() == [2, 1, 2, 2]
+
+
+def test_what_has_a_value_a_token_is_not_expanded():
+    batch = four_rows()
+    spread = batch.expand(batch["rewards"])
+    for column in (batch.columns["response_ids"], spread, batch.columns["prompt"]):
+        with pytest.raises(ValueError, match="need one number a response"):
+            batch.expand(column)
 
 
 # ---- errors ----
+
+
+@pytest.mark.parametrize("rows", [0, slice(4), [1, 2], (0, 1)])
+def test_rows_in_brackets_say_what_selects_them(rows):
+    batch = four_rows()
+    for call in (batch.__getitem__, lambda rows: batch.__setitem__(rows, [])):
+        with pytest.raises(TypeError, match=r"need the name of a column.*batch\.select.*frame"):
+            call(rows)
+
+
+def test_a_name_that_is_nearly_one_is_suggested():
+    batch = four_rows()
+    with pytest.raises(KeyError, match=r"has \['prompt'.*Did you mean 'rewards'\?"):
+        batch["reward"]
+    with pytest.raises(KeyError, match=r"Did you mean 'advantages'\?"):
+        batch["advantage"]
 
 
 def test_no_columns_are_an_error():
@@ -388,11 +468,11 @@ def test_concat_joins_columns_written_apart():
 def test_order_of_rows_holds_across_columns_written_apart(order):
     batch = four_rows()
     first, second = batch.select([0, 1]), batch.select([2, 3])
-    first["x"], second["x"] = ragged([1], [2, 2]), ragged([3, 3, 3], [4, 4, 4, 4])
+    first["x_ids"], second["x_ids"] = ragged([1], [2, 2]), ragged([3, 3, 3], [4, 4, 4, 4])
     mixed = Batch.concat([first, second]).select(order)
-    assert mixed["x"][:, 0].tolist() == [i + 1 for i in order]
-    assert mixed.lengths("x").tolist() == [i + 1 for i in order]
-    assert mixed.load()["x"][:, 0].tolist() == [i + 1 for i in order]
+    assert mixed["x_ids"][:, 0].tolist() == [i + 1 for i in order]
+    assert mixed.lengths("x_ids").tolist() == [i + 1 for i in order]
+    assert mixed.load()["x_ids"][:, 0].tolist() == [i + 1 for i in order]
 
 
 def test_concat_keeps_expanded_columns():
@@ -687,6 +767,21 @@ def test_too_many_samples_of_a_prompt_are_an_error():
     prompts = Batch.from_columns({"prompt": ["a"]})
     with pytest.raises(ValueError, match=f"need at most {MAX_SAMPLES}"):
         prompts.reserve(MAX_SAMPLES + 1)
+
+
+def test_load_leaves_text_where_it_is_unless_asked():
+    batch = four_rows()
+    assert batch.load().columns["prompt"].store is batch.store
+    here = batch.load(objects=True)
+    assert {column.store is batch.store for column in here.columns.values()} == {False}
+    assert here["prompt"] == ["a", "b", "a", "b"]
+
+
+def test_fresh_prompts_count_their_samples_from_0_and_leave_the_others_be():
+    prompts = Batch.from_columns({"group_ids": [3, 4], "prompt": ["a", "b"]})
+    prompts.reserve(8)
+    assert prompts.fresh().reserve(2).tolist() == [0, 0]
+    assert prompts.reserve(1).tolist() == [8, 8]
 
 
 def test_frame_has_a_row_a_response():

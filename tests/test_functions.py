@@ -5,7 +5,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import dataclass
+from enum import Enum
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -145,6 +149,71 @@ def test_hash_changes_with_numbers_in_a_captured_tuple():
         return lambda x: x.clamp(*clip)
 
     assert source_of(loss((0.2, 0.2))).hash != source_of(loss((0.2, 0.28))).hash
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    low: float
+    more: object = None
+
+    def loss(self, x):
+        return x * self.low
+
+    def __call__(self, x):
+        return x * self.low
+
+
+class Side(Enum):
+    LOW = 1
+    HIGH = 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: [x],
+        lambda x: {"clip": x},
+        lambda x: {x: 1},
+        lambda x: {x},
+        lambda x: (1, [{"a": (x,)}]),
+        Clip,
+        lambda x: Clip(0.0, {"inner": [Clip(x)]}),
+        np.float32,
+        lambda x: [np.float64(x)],
+        lambda x: Side.LOW if x == 0.1 else Side.HIGH,
+        lambda x: SimpleNamespace if x == 0.1 else Clip(1.0),
+    ],
+)
+def test_hash_changes_with_numbers_inside_what_is_captured(make):
+    one, again, other = (source_of(scaled(make(x))).hash for x in (0.1, 0.1, 0.2))
+    assert one == again != other
+
+
+def test_hash_changes_with_a_number_of_a_callable_dataclass_and_of_its_methods():
+    assert source_of(Clip(0.1)).hash == source_of(Clip(0.1)).hash != source_of(Clip(0.2)).hash
+    assert source_of(Clip(0.1).loss).hash != source_of(Clip(0.2).loss).hash
+
+
+def test_hash_does_not_change_with_the_order_of_a_dict_or_set():
+    assert source_of(scaled({"a": 1, "b": 2})).hash == source_of(scaled({"b": 2, "a": 1})).hash
+
+
+def test_what_holds_itself_has_a_hash():
+    loop = [1]
+    loop.append(loop)
+    assert len(source_of(scaled(loop)).hash) == 12
+
+
+def test_a_name_that_has_no_value_yet_has_a_hash():
+    def early():
+        return lambda x: x * later
+
+    loss = early()
+    before = source_of(loss).hash
+    assert ship(loss).source.hash == before
+    later = 2
+    assert loss(1) == 2
+    assert source_of(loss).hash != before
 
 
 def test_hash_changes_with_the_attribute_of_a_callable_object():

@@ -14,11 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlkit"
 
-# batch, with the modules it is split into: rows, columns, store, planning, functions, html.
+# batch, with the modules it is split into: rows, columns, store, planning, functions, checks,
+# html.
 BASE = {
     "types",
     "algo",
     "batch",
+    "checks",
     "columns",
     "html",
     "rows",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import rlkit
+import rlkit as rk
 from rlkit.backends import TorchBackend
 from rlkit.functions import Source
 from rlkit.metrics import (
@@ -209,6 +210,29 @@ def test_stages_and_other_make_the_step():
     assert record["time/other_s"] >= 0.02
 
 
+def test_a_stage_that_failed_and_ran_again_is_no_other_time():
+    class Worker:
+        calls = 0
+
+        def work(self):
+            threading.Event().wait(0.05)
+            Worker.calls += 1
+            if Worker.calls == 1:
+                raise RuntimeError("once")
+
+    Worker.work.__rlkit_stage__ = "generate"
+    group, log = rk.launch(backend="local").spawn(Worker), MetricLog()
+    with pytest.raises(RuntimeError, match="once"):
+        group.work()
+    group.work()
+    log.add(0)
+    record = log.records[0]
+    assert record["time/generate_s"] >= 0.1
+    assert record["time/generate_s"] + record["time/other_s"] == pytest.approx(
+        record["time/step_s"]
+    )
+
+
 def test_other_is_not_negative_when_stages_overlap():
     log, _ = make_log(span("generate", 0, 1e6))
     log.add(0)
@@ -351,6 +375,17 @@ def test_every_metric_named_in_the_package_is_in_the_glossary():
     named = {name: str(p) for p in sorted(package.rglob("*.py")) for name in metric_names(p)}
     assert len(named) > 10
     assert not {name: path for name, path in named.items() if name not in GLOSSARY}
+
+
+def test_every_metric_of_the_glossary_is_written_by_the_recipe(tmp_path):
+    config = rk.recipes.GRPOConfig(
+        steps=2, size=2, n=2, max_new_tokens=3, eval_every=1, save_every=1
+    )
+    checkpoint = rk.Checkpointer(tmp_path)
+    task, cluster = rk.tasks.sort(length=2), rk.launch(backend="local")
+    log = rk.recipes.grpo(cluster, tiny(), task, config, checkpoint=checkpoint).log
+    left = GLOSSARY.keys() - {name for record in log.records for name in record}
+    assert left <= {"policy/entropy"}  # losses that ask for the entropy write it
 
 
 def test_what_an_optimizer_step_reports_is_in_the_glossary():

@@ -106,12 +106,30 @@ import matplotlib.pyplot as plt
 _ = plt.plot([0, 1])"""
 
 
+ACCURACY = "{'before': {'eval/accuracy': 0.2}, 'after': {'eval/accuracy': 0.95}}"
+
+
+@pytest.mark.notebook
+def test_a_saved_notebook_shows_the_dashboards_last_state_without_a_widget(tmp_path):
+    cells = {
+        "one": "import rlkit as rk\nlog = rk.MetricLog()\nboard = rk.viz.Dashboard(log)\nboard",
+        "two": "for step in range(8):\n    log.add(step, reward=step / 8)\nboard.close()",
+    }
+    run = quickstart.run_notebook(write(tmp_path / "a.ipynb", **cells), timeout_s=120)
+    assert run.failure is None, run.failure
+    (output,) = run.notebook.cells[0].outputs
+    assert ">7<" in output.data["text/html"]
+    assert set(output.data) == {"text/plain", "text/html", "image/png"}
+
+
 @pytest.mark.notebook
 def test_quickstart_prints_the_table_and_saves_the_plot(tmp_path, capsys):
-    notebook = write(tmp_path / "a.ipynb", table=TABLE, **{"reward-plot": PLOT})
+    tagged = {"table": TABLE, "reward-plot": PLOT, "held-out": ACCURACY}
+    notebook = write(tmp_path / "a.ipynb", **tagged)
     assert quickstart.main(notebook, tmp_path / "out") == 0
     printed = capsys.readouterr().out
     assert "0.25" in printed
+    assert "held-out accuracy  0.200 before training, 0.950 after" in printed
     assert str(tmp_path / "out" / "a.ipynb") in printed
     assert str(tmp_path / "out" / "reward.png") in printed
     assert (tmp_path / "out" / "reward.png").read_bytes().startswith(b"\x89PNG")
@@ -119,7 +137,8 @@ def test_quickstart_prints_the_table_and_saves_the_plot(tmp_path, capsys):
 
 @pytest.mark.notebook
 def test_quickstart_without_a_plot_says_which_cell_lacks_it(tmp_path, capsys):
-    notebook = write(tmp_path / "a.ipynb", table=TABLE, **{"reward-plot": "x = 1"})
+    tagged = {"table": TABLE, "reward-plot": "x = 1", "held-out": ACCURACY}
+    notebook = write(tmp_path / "a.ipynb", **tagged)
     assert quickstart.main(notebook, tmp_path / "out") == 1
     assert "'reward-plot'" in capsys.readouterr().err
 

@@ -50,6 +50,18 @@ def test_more_minibatches_than_groups_are_an_error():
         cut_groups(np.array([0, 0, 1]), 3, seed=0)
 
 
+@pytest.mark.parametrize("wrong", [1.5, 2.0, True])
+def test_counts_are_whole_numbers(wrong):
+    with pytest.raises(TypeError, match=f"minibatches: got {wrong}, need at least 1"):
+        cut_groups(np.array([0, 1]), wrong, seed=0)
+    with pytest.raises(TypeError, match=f"token_budget: got {wrong}, need at least 1 token"):
+        fill(np.array([1, 2]), wrong)
+
+
+def test_a_count_may_be_one_of_numpy():
+    assert len(cut_groups(np.array([0, 1]), np.int64(2), seed=0)) == 2
+
+
 def test_no_minibatches_are_an_error():
     with pytest.raises(ValueError, match="minibatches: got 0, need at least 1"):
         cut_groups(np.array([0]), 0, seed=0)

@@ -20,7 +20,7 @@ def run(seed: int, config: rk.recipes.GRPOConfig, sources: dict) -> pd.DataFrame
     model = rk.models.tiny(pretrained="reverse_digits")
     start = time.time()
     with rk.launch(devices="cpu", seed=seed) as cluster:
-        log = rk.recipes.grpo(cluster, model, task, config)
+        log = rk.recipes.grpo(cluster, model, task, config).log
         devices = cluster.num_devices_in_use
     log.records[-1]["wall_s"] = time.time() - start
     sources |= log.sources

@@ -15,6 +15,7 @@ from rlkit.checkpoint import driver, folder
 from rlkit.checkpoint.folder import FORMAT, Saved
 from rlkit.checkpoint.parts import check_parts, first_receipt, start_saving, store_of
 from rlkit.checkpoint.rows import check_plain, read_batches, write_batches
+from rlkit.checks import whole
 from rlkit.metrics import MetricLog
 from rlkit.tasks import PromptStream
 from rlkit.workers.shards import read_json, write_json
@@ -82,9 +83,8 @@ class Checkpointer:
 
         ``record`` is the log's record of the step; None or NaN: not a candidate.
         """
-        if keep_last < 1:
-            raise ValueError(f"keep_last: got {keep_last}, need at least 1.")
-        self.path, self.keep_last, self.best = Path(path).absolute(), keep_last, best
+        self.path, self.best = Path(path).absolute(), best
+        self.keep_last = whole("keep_last", keep_last, what="checkpoint")
         folder.check(self.path)
         self._ours = False  # whether what is in the folder is this run's
 

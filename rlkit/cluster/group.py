@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from rlkit import trace
 from rlkit.batch import Batch
+from rlkit.checks import did_you_mean
 from rlkit.cluster.calls import outgoing, public_methods
 from rlkit.html import table
 from rlkit.store import Column
@@ -196,6 +197,7 @@ class WorkerGroup:
             return ranks[0] if all(value == ranks[0] for value in ranks) else ranks
         raise AttributeError(
             f"{self.__dict__.get('name')}: got {name!r}, need one of {sorted(methods)}."
+            f"{did_you_mean(name, methods)}"
         )
 
     def __dir__(self) -> list[str]:
@@ -248,6 +250,7 @@ class _Submit:
         if name not in self._group.methods:
             raise AttributeError(
                 f"{self._group.name}: got {name!r}, need one of {sorted(self._group.methods)}."
+                f"{did_you_mean(name, self._group.methods)}"
             )
         method = self._group.methods[name]
         return _documented(method, lambda *a, **k: self._group._start(name, a, k))

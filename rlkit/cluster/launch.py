@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 from rlkit import device
+from rlkit.checks import whole
 from rlkit.cluster.local import LocalCluster
 
 logger = logging.getLogger("rlkit.cluster")
@@ -44,8 +45,10 @@ def _launch(
 ) -> Any:
     if backend not in ("ray", "local"):
         raise ValueError(f"backend: got {backend!r}, need 'ray' or 'local'.")
-    if num_devices is not None and num_devices < 1:
-        raise ValueError(f"num_devices: got {num_devices}, need at least 1.")
+    whole("seed", seed, least=0)
+    whole("threads_per_worker", threads)
+    if num_devices is not None:
+        whole("num_devices", num_devices)
     if timeout_s <= 0:
         raise ValueError(f"timeout_s: got {timeout_s}, need more than 0 seconds.")
     facts = device.platform(kind)

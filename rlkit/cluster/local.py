@@ -119,24 +119,27 @@ class _InProcess:
 
     def _call(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-        start = time.time()
-        result = getattr(self.worker, method)(
-            *map(incoming, args), **{key: incoming(value) for key, value in kwargs.items()}
-        )
-        trace.current().add(
-            trace.Span(
-                stage=stage,
-                start_s=start,
-                end_s=time.time(),
-                worker=f"{self.name}/0",
-                rows=0 if batch is None else len(batch),
-                tokens=count_tokens(stage, batch, result),
-                version=getattr(self.worker, "version", 0),
-                devices=self.cluster.num_devices,
-                call=call,
+        start, tokens = time.time(), 0
+        try:
+            result = getattr(self.worker, method)(
+                *map(incoming, args), **{key: incoming(value) for key, value in kwargs.items()}
             )
-        )
-        return result
+            tokens = count_tokens(stage, batch, result)
+            return result
+        finally:  # the seconds of a call that fails are its stage's, too
+            trace.current().add(
+                trace.Span(
+                    stage=stage,
+                    start_s=start,
+                    end_s=time.time(),
+                    worker=f"{self.name}/0",
+                    rows=0 if batch is None else len(batch),
+                    tokens=tokens,
+                    version=getattr(self.worker, "version", 0),
+                    devices=self.cluster.num_devices,
+                    call=call,
+                )
+            )
 
     def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
         return merge([ticket], batch)

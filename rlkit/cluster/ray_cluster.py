@@ -11,6 +11,7 @@ from typing import Any
 from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
+from rlkit.checks import whole
 from rlkit.cluster.calls import default_name
 from rlkit.cluster.connect import connect
 from rlkit.cluster.group import WorkerGroup
@@ -118,8 +119,7 @@ class RayCluster:
             n = 1 if colocate_with is None else len(colocate_with)
         if not isinstance(cls, type):
             raise TypeError(f"spawn: got {cls!r}, need a worker class.")
-        if n < 1:
-            raise ValueError(f"spawn: got n={n}, need at least 1 worker.")
+        n = whole("spawn: n", n, what="worker")
         free = self.num_devices - self.num_devices_in_use
         if colocate_with is None and n > free:
             gc.collect()  # an old traceback may hold a group that has no name any more

@@ -1,6 +1,6 @@
 """Keys and values of running rows.
 
-A fixed number of slots, the running rows always the first ones.
+Slots by row, the running rows always the first ones; as many and as long as was needed so far.
 """
 
 import torch
@@ -36,6 +36,17 @@ class KVCache:
     def max_len(self) -> int:
         """Tokens a row can hold."""
         return self.data.shape[4]
+
+    def grow(self, *, num_slots: int, max_len: int, used: int) -> None:
+        """Make room for ``num_slots`` rows of ``max_len`` tokens, keeping the first ``used``."""
+        layers, both, _, heads, _, width = self.data.shape
+        kept, lengths = self.data[:, :, :used], self.lengths[:used]
+        if not used:
+            self.data = self.data.new_empty(0)  # frees the old one before there is a new one
+        self.data = kept.new_zeros((layers, both, num_slots, heads, max_len, width))
+        self.data[:, :, :used, :, : kept.shape[4]] = kept
+        self.lengths = torch.zeros(num_slots, dtype=torch.int64)
+        self.lengths[:used] = lengths
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots ``source`` [N] onto slots ``target`` [N]."""

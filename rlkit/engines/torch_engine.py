@@ -2,7 +2,7 @@
 once.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlkit.checks import whole
 from rlkit.config import SamplingParams
 from rlkit.engines.kv_cache import Decode, KVCache, Prefill
 from rlkit.engines.sampling import noise, sample
@@ -45,7 +46,10 @@ class Response:
 
 
 class TorchEngine:
-    """Continuous batching over ``max_rows`` slots of one model on one device."""
+    """Continuous batching over at most ``max_rows`` slots of one model on one device.
+
+    The cache of keys and values is as large as the requests so far needed.
+    """
 
     def __init__(
         self,
@@ -57,15 +61,12 @@ class TorchEngine:
         max_rows: int = 256,
         max_len: int | None = None,
     ) -> None:
-        if max_rows < 1:
-            raise ValueError(f"max_rows: got {max_rows}, need at least 1 slot.")
         self.spec, self.seed, self.version = model.spec, seed, 0
         self.decoder: Decoder = model.build(device=device, dtype=dtype).requires_grad_(False)
         self.device, self.dtype = torch.device(device), dtype
-        self.max_rows, self.max_len = (
-            max_rows,
-            min(max_len or model.spec.max_positions, model.spec.max_positions),
-        )
+        self.max_rows = whole("max_rows", max_rows, what="slot")
+        longest = model.spec.max_positions
+        self.max_len = longest if max_len is None else min(whole("max_len", max_len), longest)
         self.waiting: deque[Request] = deque()
         self.rows: list[_Row] = []  # row i sits in slot i
         self.cache: KVCache | None = None
@@ -76,6 +77,7 @@ class TorchEngine:
     def add(self, request: Request) -> None:
         """Queue one prompt; errors at once if it can never fit."""
         self._check(request)
+        self._check_unique([request])
         self.waiting.append(request)
 
     def _check(self, request: Request) -> None:
@@ -100,6 +102,17 @@ class TorchEngine:
                 f"max_rows={self.max_rows}."
             )
 
+    def _check_unique(self, requests: Sequence[Request]) -> None:
+        """ValueError for a uid that two responses would have."""
+        counts = Counter(uid for request in requests for uid in request.uids)
+        counts.update(row.uid for row in self.rows)
+        twice = [uid for uid, num in counts.items() if num > 1]
+        if twice:
+            raise ValueError(
+                f"uids: got {twice[0]} more than once ({len(twice)} such), need one a response: "
+                "equal uids draw equal tokens. Give each prompt of a call a group id of its own."
+            )
+
     def generate(self, requests: Sequence[Request]) -> list[Response]:
         """All responses of ``requests``, in their order; requests queued before are served too and
         dropped.
@@ -108,6 +121,7 @@ class TorchEngine:
         """
         for request in requests:
             self._check(request)
+        self._check_unique([*requests, *self.waiting])
         self._check_awake()
         self.waiting.extend(requests)
         done: dict[int, Response] = {}
@@ -178,7 +192,7 @@ class TorchEngine:
 
     def _prefill(self, requests: Sequence[Request], *, first_slot: int) -> Tensor:
         """Logits [rows, V] after each prompt, one row a sample; the prompt itself runs once."""
-        cache = self._cache()
+        cache = self._cache_for(requests, used=first_slot)
         lengths = torch.tensor([len(r.prompt_ids) for r in requests])
         copies = torch.tensor([len(r.uids) for r in requests])
         first = first_slot + copies.cumsum(0) - copies  # [requests] slot of each group's first row
@@ -190,15 +204,18 @@ class TorchEngine:
         cache.move(source[source != slots], slots[source != slots])
         return logits.repeat_interleave(copies.to(self.device), dim=0)
 
-    def _cache(self) -> KVCache:
+    def _cache_for(self, requests: Sequence[Request], *, used: int) -> KVCache:
+        """The cache, with room for ``requests`` beside the ``used`` rows that run."""
+        slots = len(self.rows)
+        length = max(len(r.prompt_ids) + r.sampling.max_new_tokens for r in requests)
         if self.cache is None:
             self.cache = KVCache(
-                self.spec,
-                num_slots=self.max_rows,
-                max_len=self.max_len,
-                device=self.device,
-                dtype=self.dtype,
+                self.spec, num_slots=slots, max_len=length, device=self.device, dtype=self.dtype
             )
+        elif slots > self.cache.num_slots or length > self.cache.max_len:
+            slots = _grown(self.cache.num_slots, slots, most=self.max_rows)
+            length = _grown(self.cache.max_len, length, most=self.max_len)
+            self.cache.grow(num_slots=slots, max_len=length, used=used)
         return self.cache
 
     def _sample(self, logits: Tensor) -> list[Response]:
@@ -274,6 +291,11 @@ class TorchEngine:
     def wake(self) -> None:
         """Serve again; the cache is allocated with the first prompt."""
         self.asleep = False
+
+
+def _grown(size: int, needed: int, *, most: int) -> int:
+    """``size`` if it is enough, else at least twice it, so that growing costs little in all."""
+    return size if needed <= size else min(most, max(needed, 2 * size))
 
 
 class _Row:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from rlkit.checks import did_you_mean
 from rlkit.config import ModelSpec
 from rlkit.models.decoder import Decoder
 from rlkit.models.pretrained import Pretrained, load
@@ -41,7 +42,7 @@ def tiny(
         if pretrained not in shipped:
             raise ValueError(
                 f"pretrained: got {pretrained!r}, need one of {shipped}, or a folder through "
-                "rk.models.load(folder)."
+                f"rk.models.load(folder).{did_you_mean(pretrained, shipped)}"
             )
         if spec is not None:
             raise ValueError(

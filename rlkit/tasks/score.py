@@ -35,20 +35,21 @@ def judge(
     values = []
     for i, row in enumerate(zip(prompts, responses, answers, strict=True)):
         try:
-            value = reward_fn(*row)
+            value: Any = reward_fn(*row)
         except Exception as error:
             prompt, response, answer = row
             raise RuntimeError(
                 f"reward function failed on row {i}: {type(error).__name__}: {error}. "
                 f"prompt={prompt!r}, response={response!r}, answer={answer!r}"
             ) from error
-        if isinstance(value, bool | int | float):
-            values.append(float(value))
-        else:
+        if getattr(value, "ndim", None) == 0:  # of NumPy or torch
+            value = value.item()
+        if not isinstance(value, bool | int | float):
             raise TypeError(
                 f"reward function: got {type(value).__name__} on row {i}, need a float, one "
                 "number a response."
             )
+        values.append(float(value))
     return torch.tensor(values, dtype=torch.float32)
 
 
@@ -63,8 +64,10 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean of ``verify`` over ``n`` responses to each held-out prompt, as ``eval/accuracy``.
 
-    Greedy by default.
+    Greedy by default. Each call draws the same samples of a prompt (common random numbers), so two
+    calls differ by the policy alone, and there may be any number of them.
     """
+    prompts = prompts.fresh()
     with trace.labelled("evaluate"):
         more = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
         batch = rollout.generate(prompts, n=n, temperature=temperature, **more)

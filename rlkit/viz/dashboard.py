@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
+import io
 import logging
 import shutil
 import sys
 import threading
 import time
+import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 import pandas as pd
+from matplotlib.figure import Figure
 
+from rlkit.viz.curves import plot_reward
+from rlkit.viz.frames import has_values
 from rlkit.viz.page import error_html, page_html
+from rlkit.viz.style import FIGURE_SIZE_IN
 from rlkit.viz.summary import Summary, summarise, terminal_line
 
 logger = logging.getLogger("rlkit.viz")
@@ -99,6 +106,8 @@ class Dashboard:
         self._draw_lock = threading.Lock()  # one thread draws
         self._summary, self._page, self._line = Summary(num_total=total_steps), "", ""
         self._reported: set[type[BaseException]] = set()
+        self._picture: dict[str, object] = {}
+        self._display_id, self._published = uuid.uuid4().hex, ""  # the page in the cell's output
         self._stop_listening = log.listen(self._on_add)  # before drawing, so that no row is missed
         self._draw()
         _open_dashboards.add(self)
@@ -113,6 +122,9 @@ class Dashboard:
                 self._pending.cancel()
         self._stop_listening()
         self._draw(last=True)
+        if self._published:
+            _after_cells(self._on_cell_end, call=False)
+            self._publish()
 
     def __enter__(self) -> Dashboard:
         return self
@@ -129,8 +141,39 @@ class Dashboard:
     ) -> dict[str, object]:
         if self.widget is None:
             return {"text/plain": repr(self)}
-        bundle = self.widget._repr_mimebundle_(include=include, exclude=exclude)
-        return bundle | {"text/plain": repr(self), "text/html": self._page}
+        page = {"text/plain": repr(self), "text/html": self._page}
+        if self._closed:  # no widget any more: what a saved notebook has must show without a kernel
+            return page | self._picture
+        return self.widget._repr_mimebundle_(include=include, exclude=exclude) | page
+
+    def _ipython_display_(self) -> None:
+        """Show the widget. The cell's output is brought up to date when a cell ends and by
+        `close()`, which puts the last state in the widget's place: nbconvert and GitHub run none.
+        """
+        if self.widget is None:
+            raise NotImplementedError("IPython shows the text instead")
+        from IPython.display import display
+
+        self._published = self._page
+        display(self._repr_mimebundle_(), raw=True, display_id=self._display_id)
+        if not self._closed:
+            _after_cells(self._on_cell_end, call=True)
+
+    def _on_cell_end(self, result: object) -> None:
+        if self._changed:
+            self._draw()
+        if self._page != self._published:
+            self._publish()
+
+    def _publish(self) -> None:
+        """Replace the cell's output by the present state; an error is reported, never raised."""
+        from IPython.display import update_display
+
+        try:
+            self._published = self._page
+            update_display(self._repr_mimebundle_(), raw=True, display_id=self._display_id)
+        except Exception as error:  # the connection may be gone
+            self._report(error)
 
     def _on_add(self, log: Log) -> None:
         """Note that a row came, and see that it will be drawn."""
@@ -177,6 +220,8 @@ class Dashboard:
         if self.widget is not None:
             self._page = page_html(frame, self._summary)
             self.widget.value = self._page
+            if last:
+                self._picture = _picture(frame)
         elif not frame.empty:
             self._write(terminal_line(self._summary), last=last)
 
@@ -221,10 +266,34 @@ def _check(log: object, total_steps: int | None, interval_s: float) -> None:
         )
 
 
+def _shell() -> Any:
+    """IPython's shell, or None."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    return ipython.get_ipython() if ipython is not None else None
+
+
+def _after_cells(callback: Callable[[object], None], *, call: bool) -> None:
+    """Have IPython call back at the end of each cell, or no more."""
+    events = getattr(_shell(), "events", None)
+    if events is not None and call:
+        events.register("post_run_cell", callback)
+    elif events is not None and callback in events.callbacks["post_run_cell"]:
+        events.unregister("post_run_cell", callback)
+
+
+def _picture(frame: pd.DataFrame) -> dict[str, object]:
+    """The reward curve as PNG, for what shows no HTML, or not its SVG."""
+    if not has_values(frame, "reward"):
+        return {}
+    figure, png = Figure(figsize=FIGURE_SIZE_IN, layout="constrained"), io.BytesIO()
+    plot_reward(frame, ax=figure.subplots())
+    figure.savefig(png, format="png")
+    return {"image/png": base64.b64encode(png.getvalue()).decode()}
+
+
 def _html_widget() -> Any:
     """An empty HTML widget in a Jupyter kernel that has ipywidgets; elsewhere None."""
-    ipython = sys.modules.get("IPython")  # a kernel has imported it
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = _shell()
     if getattr(shell, "kernel", None) is None:
         return None
     try:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from rlkit.batch import Batch
+from rlkit.checks import whole
+from rlkit.columns import check_group_ids
 from rlkit.config import SamplingParams
 from rlkit.engines.torch_engine import Request, Response, TorchEngine
 from rlkit.models.pretrained import Pretrained
@@ -34,10 +36,10 @@ def reserve_samples(
             "rk.tasks.prompt_batch([(prompt, answer), ...], tokenizer=model.tokenizer, "
             "group_ids=[...])."
         )
-    if n < 1:
-        raise ValueError(f"n: got {n}, need at least 1 response a prompt.")
+    n = whole("n", n, what="response a prompt")
     if not len(prompts):
         raise ValueError("generate: got no prompts, need at least one.")
+    check_group_ids(prompts.meta["group_ids"])
     if first_sample is None:
         first_sample = prompts.reserve(n)
     return {"first_sample": first_sample}
@@ -56,7 +58,8 @@ class RolloutWorker:
         context: WorkerContext | None = None,
     ) -> None:
         self.context = context or WorkerContext()
-        self.tokenizer, self.max_new_tokens = model.tokenizer, max_new_tokens
+        self.tokenizer = model.tokenizer
+        self.max_new_tokens = whole("max_new_tokens", max_new_tokens)
         self.engine = engine(
             model, device=self.context.device, seed=self.context.seed, max_rows=max_rows
         )
@@ -89,7 +92,7 @@ class RolloutWorker:
             first_sample = np.asarray(reserve_samples(prompts, n=n)["first_sample"])
         sampling = SamplingParams(
             temperature=temperature,
-            max_new_tokens=max_new_tokens or self.max_new_tokens,
+            max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
             stop_token_ids=(self.tokenizer.eos_id,),
         )
         uids = (prompts.meta["group_ids"] << UID_BITS) + first_sample

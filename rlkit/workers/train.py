@@ -13,6 +13,8 @@ from torch import Tensor
 from rlkit import trace
 from rlkit.backends.torch_backend import TorchBackend
 from rlkit.batch import Batch
+from rlkit.checks import whole
+from rlkit.columns import check_mask
 from rlkit.config import OptimConfig
 from rlkit.functions import Source, source_of
 from rlkit.metrics import StepMetrics, reduce_metric
@@ -43,7 +45,7 @@ class ReferenceWorker:
         context: WorkerContext | None = None,
     ) -> None:
         self.context = context or WorkerContext()
-        self.token_budget = token_budget
+        self.token_budget = whole("token_budget", token_budget, what="token")
         self.backend = backend(model, device=self.context.device)
         self.version = 0
 
@@ -71,7 +73,7 @@ class ActorWorker:
         context: WorkerContext | None = None,
     ) -> None:
         self.context = context or WorkerContext()
-        self.token_budget = token_budget
+        self.token_budget = whole("token_budget", token_budget, what="token")
         self.spec, self.tokenizer = model.spec, model.tokenizer
         peers = self.context.collective
         self.backend = backend(
@@ -222,8 +224,7 @@ def check_call(batch: Batch, loss_fn: Callable[..., Any], epochs: int) -> None:
     """Errors of an update that can be told before any work."""
     if not len(batch):
         raise ValueError("update: got an empty batch, need at least one row.")
-    if epochs < 1:
-        raise ValueError(f"epochs: got {epochs}, need at least 1.")
+    whole("epochs", epochs)
     if not callable(loss_fn):
         raise TypeError(
             f"loss_fn: got {type(loss_fn).__name__}, need a function (logprobs [B, T], batch) -> "
@@ -235,10 +236,13 @@ def check_call(batch: Batch, loss_fn: Callable[..., Any], epochs: int) -> None:
 
 
 def check_finite(batch: Batch) -> None:
-    """ValueError if a column that a loss reads holds NaN or infinity under the mask.
+    """ValueError if a column that a loss reads holds NaN or infinity under the mask, or if the
+    mask is none.
 
     Names column, uid and token.
     """
+    if "response_mask" in batch:
+        check_mask("response_mask", batch["response_mask"])
     for name in CHECKED:
         if name not in batch.columns:
             continue

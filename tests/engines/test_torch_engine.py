@@ -334,6 +334,52 @@ def test_generate_on_a_paused_engine_is_an_error_and_queues_nothing():
     assert not engine.waiting
 
 
+def test_the_cache_is_as_large_as_the_requests_need():
+    engine = make_engine(make_model(max_positions=1 << 20), max_rows=1 << 20)
+    engine.generate([Request([3, 4, 5], range(2), rk.SamplingParams(max_new_tokens=5))])
+    assert (engine.cache.num_slots, engine.cache.max_len) == (2, 8)
+    engine.generate([Request([3, 4, 5], range(3), rk.SamplingParams(max_new_tokens=6))])
+    assert (engine.cache.num_slots, engine.cache.max_len) == (4, 16)
+
+
+def test_the_cache_grows_up_to_the_limits():
+    engine = make_engine(max_rows=3, max_len=10)
+    for num in (2, 3):
+        sampling = rk.SamplingParams(max_new_tokens=3 * num - 1)
+        engine.generate([Request([3, 4], range(num), sampling)])
+    assert (engine.cache.num_slots, engine.cache.max_len) == (3, 10)
+
+
+def test_rows_that_run_while_the_cache_grows_go_on_unchanged():
+    requests = make_requests(9, n=2, max_new_tokens=4)
+    requests += make_requests(9, n=3, max_new_tokens=20, first_uid=100)
+    expected, engine, found = tokens(generate(requests)), make_engine(), []
+    for request in requests:
+        engine.add(request)
+        found += engine.step()
+    while engine.rows:
+        found += engine.step()
+    assert tokens(found) == expected
+
+
+@pytest.mark.parametrize("groups", [([1, 1],), ([1], [2, 1]), ([1, 2], [3, 4], [4])])
+def test_a_uid_twice_in_a_call_is_an_error(groups):
+    engine = make_engine()
+    with pytest.raises(ValueError, match=r"uids: got [14] more than once \(1 such\)"):
+        engine.generate([Request([3, 4], uids) for uids in groups])
+    assert engine.generate([Request([3, 4], [1])])[0].uid == 1
+
+
+def test_a_uid_that_is_queued_or_running_is_not_taken_again():
+    engine = make_engine()
+    engine.add(Request([3, 4], [1]))
+    with pytest.raises(ValueError, match="uids: got 1 more than once"):
+        engine.generate([Request([3, 4], [1])])
+    engine.step()
+    with pytest.raises(ValueError, match="uids: got 1 more than once"):
+        engine.add(Request([3, 4], [1]))
+
+
 def test_sleep_frees_the_cache_and_wake_serves_again():
     engine, requests = make_engine(), make_requests(3)
     before = tokens(engine.generate(requests))

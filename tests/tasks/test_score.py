@@ -1,4 +1,5 @@
 import math
+import zlib
 
 import numpy as np
 import pytest
@@ -24,7 +25,11 @@ def test_a_reward_is_of_prompt_response_and_answer_of_one_row():
     assert rewards(lambda *row: float(row == ("p0", "a", "a"))).tolist() == [1.0, 0.0]
 
 
-@pytest.mark.parametrize("value", [True, 1, 1.0, np.float64(1)])
+NUMPY = [np.float64(1), np.float32(1), np.int8(1), np.bool_(True), np.array(1.0)]
+TORCH = [torch.tensor(1.0), torch.tensor(1), torch.tensor(True), torch.ones((), requires_grad=True)]
+
+
+@pytest.mark.parametrize("value", [True, 1, 1.0, *NUMPY, *TORCH])
 def test_numbers_and_truth_values_are_rewards(value):
     assert rewards(lambda prompt, response, answer: value).tolist() == [1.0, 1.0]
 
@@ -34,10 +39,11 @@ def test_rewards_are_float32():
 
 
 def test_nan_is_a_reward():
-    assert rewards(lambda prompt, response, answer: math.nan).isnan().all()
+    for nan in (math.nan, np.float32("nan"), torch.tensor(math.nan)):
+        assert rewards(lambda prompt, response, answer, nan=nan: nan).isnan().all()
 
 
-@pytest.mark.parametrize("value", [None, "1", [1.0], (1.0, {}), torch.ones(1)])
+@pytest.mark.parametrize("value", [None, "1", [1.0], (1.0, {}), torch.ones(1), np.ones(1)])
 def test_anything_else_is_a_type_error_that_names_type_and_row(value):
     with pytest.raises(TypeError, match=f"got {type(value).__name__} on row 0, need a float"):
         rewards(lambda prompt, response, answer: value)
@@ -87,6 +93,20 @@ def test_evaluation_samples_n_responses_to_each_prompt():
     prompts = rk.tasks.reverse_digits().held_out(3)
     rk.evaluate(worker, prompts, lambda prompt, response, answer: 0.0, n=2, temperature=1.0)
     assert [span.rows for span in current().since(mark)] == [6]
+
+
+def test_evaluation_draws_the_same_samples_each_time_however_often(monkeypatch):
+    monkeypatch.setattr("rlkit.batch.MAX_SAMPLES", 4)
+    prompts = rk.tasks.reverse_digits().held_out(9)
+    worker = rk.RolloutWorker(rk.models.tiny(), max_new_tokens=4)
+    worker.generate(prompts, n=1)  # the numbers of its samples are not the evaluation's
+
+    def digest(prompt, response, answer):
+        return zlib.crc32(response.encode())
+
+    sampled = {"n": 3, "temperature": 1.0}
+    found = [rk.evaluate(worker, prompts, digest, **sampled) for _ in range(3)]
+    assert found[0] == found[1] == found[2]
 
 
 def test_evaluation_stops_responses_at_the_length_given():

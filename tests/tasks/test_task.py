@@ -1,6 +1,9 @@
 import pickle
 import random
-from itertools import chain
+import subprocess
+import sys
+from functools import partial
+from itertools import chain, pairwise
 
 import pytest
 import torch
@@ -62,8 +65,48 @@ def test_an_uneven_batch_size_reads_the_same_stream():
 def test_groups_are_numbered_through_and_apart_from_the_held_out_ones():
     task = rk.tasks.reverse_digits()
     ids = torch.cat([batch["group_ids"] for batch in task.batches(size=4, steps=3)])
-    assert ids.tolist() == list(range(12))
+    assert (ids - ids[0]).tolist() == list(range(12))
     assert not set(ids.tolist()) & set(task.held_out(12)["group_ids"].tolist())
+
+
+def test_tasks_of_one_run_share_no_group_ids():
+    pairs = [("1>", "1"), ("2>", "2")]
+    tasks = [rk.tasks.sort(seed=seed) for seed in range(3)] + [rk.tasks.sort(length=5)]
+    for others in (pairs, pairs[:1]):
+        tasks.append(rk.tasks.from_list(others, held_out=pairs, verify=tasks[0].verify))
+    halves = [(task.first_group_id(), task.first_group_id(held_out=True)) for task in tasks]
+    firsts = sorted(first for half in halves for first in half)
+    assert all(b - a >= 1 << 32 for a, b in pairwise(firsts))
+    assert firsts[-1] < 1 << 46
+
+
+def test_group_ids_of_a_task_are_the_same_whatever_tasks_there_are():
+    code = "import rlkit as rk; print(rk.tasks.sort(length=5).first_group_id())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == rk.tasks.sort(length=5).first_group_id()
+
+
+def test_tasks_of_one_hash_get_ranges_next_to_each_other(monkeypatch):
+    monkeypatch.setattr("rlkit.tasks.task._ranges", {})
+    monkeypatch.setattr("rlkit.tasks.task.TASK_BITS", 1)
+    found = [rk.tasks.sort(seed=seed).first_group_id() for seed in range(2)]
+    assert sorted(found) == [0, 1 << 32]
+    assert rk.tasks.sort(seed=1).first_group_id() == found[1]
+    with pytest.raises(ValueError, match="more than 2 different tasks"):
+        rk.tasks.sort(seed=2).first_group_id()
+
+
+@pytest.mark.parametrize("group_id", [-1, 1 << 47])
+def test_a_group_id_without_room_for_sample_numbers_is_an_error(group_id):
+    make = partial(rk.tasks.prompt_batch, [("1>", "")], tokenizer=rk.models.char_tokenizer())
+    assert len(make(group_ids=[(1 << 47) - 1])) == 1
+    with pytest.raises(ValueError, match=f"group_ids: got {group_id}, need 0 to 2.47 - 1"):
+        make(group_ids=[group_id])
+
+
+def test_a_prompt_number_beyond_the_range_is_an_error():
+    with pytest.raises(ValueError, match=r"need less than 2\^32"):
+        next(rk.tasks.sort().stream(size=1, position=1 << 32))
 
 
 def test_a_batch_has_text_answer_and_tokens_of_each_prompt():
@@ -93,7 +136,7 @@ def test_a_task_of_its_own_tokenizer_uses_it():
 
 @pytest.mark.parametrize("changes", [{"size": 0}, {"steps": -1}, {"start": -1}])
 def test_a_stream_of_impossible_size_is_an_error_at_once(changes):
-    with pytest.raises(ValueError, match="need size >= 1, steps and start >= 0"):
+    with pytest.raises(ValueError, match=r"got (0|-1), need at least"):
         rk.tasks.sort().batches(**({"size": 1, "steps": 1} | changes))
 
 

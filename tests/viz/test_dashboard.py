@@ -1,3 +1,4 @@
+import base64
 import gc
 import io
 import logging
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import IPython
 import pytest
+from IPython.core.events import EventManager
 
 from rlkit.metrics import MetricLog
 from rlkit.viz import Dashboard
@@ -238,6 +240,88 @@ def test_notebook_shows_the_widget(show):
     bundle = show(MetricLog())._repr_mimebundle_()
     assert "application/vnd.jupyter.widget-view+json" in bundle
     assert bundle["text/plain"].startswith("Dashboard(live")
+
+
+@pytest.fixture
+def outputs(monkeypatch):
+    """Outputs by display id, as a notebook keeps them."""
+    found = {}
+
+    def display(data, *, raw, display_id):
+        assert raw
+        found[display_id] = data
+
+    monkeypatch.setattr("IPython.display.display", display)
+    monkeypatch.setattr("IPython.display.update_display", display)
+    return found
+
+
+@pytest.fixture
+def cells(monkeypatch, show):
+    """The events of a shell."""
+    events = EventManager(None, {"post_run_cell": lambda result: None})
+    shell = SimpleNamespace(kernel=object(), events=events)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    return events
+
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+def test_close_leaves_the_last_state_in_the_output_and_no_widget(show, outputs):
+    log = MetricLog()
+    dashboard = show(log)
+    dashboard._ipython_display_()
+    (output,) = outputs.values()
+    assert WIDGET in output
+    log.add(7, reward=0.25)
+    dashboard.close()
+    (output,) = outputs.values()
+    assert WIDGET not in output
+    assert ">7<" in output["text/html"]
+    assert output["text/plain"].startswith("Dashboard(closed: step 7")
+    assert base64.b64decode(output["image/png"]).startswith(b"\x89PNG")
+
+
+def test_a_dashboard_that_closed_is_shown_without_a_widget(show, outputs):
+    dashboard = show(MetricLog())
+    dashboard.close()
+    assert not outputs
+    dashboard._ipython_display_()
+    (output,) = outputs.values()
+    assert set(output) == {"text/plain", "text/html"}
+
+
+def test_the_output_is_brought_up_to_date_when_a_cell_ends(show, outputs, cells):
+    log = MetricLog()
+    dashboard = show(log)
+    for _ in range(2):  # shown twice
+        dashboard._ipython_display_()
+    log.add(7, reward=0.25)
+    cells.trigger("post_run_cell", None)
+    (output,) = outputs.values()
+    assert ">7<" in output["text/html"]
+    assert WIDGET in output
+    outputs.clear()
+    cells.trigger("post_run_cell", None)
+    assert not outputs  # nothing is new
+    dashboard.close()
+    assert dashboard._on_cell_end not in cells.callbacks["post_run_cell"]
+
+
+def test_an_output_that_cannot_be_replaced_stays_out_of_the_training(show, outputs, monkeypatch):
+    def gone(*args, **options):
+        raise RuntimeError("no connection")
+
+    monkeypatch.setattr("IPython.display.update_display", gone)
+    dashboard = show(MetricLog())
+    dashboard._ipython_display_()
+    dashboard.close()
+
+
+def test_without_a_widget_ipython_shows_the_text(terminal):
+    with pytest.raises(NotImplementedError):
+        Dashboard(MetricLog(), stream=terminal)._ipython_display_()
 
 
 def test_repr_asks_the_log_for_nothing(show):

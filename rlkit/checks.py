@@ -1,0 +1,26 @@
+"""What errors of wrong calls share: names that are close, counts that are whole numbers."""
+
+import difflib
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """``" Did you mean 'rewards'?"`` if one of the known names is close, else nothing."""
+    close = difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0.7)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def whole(name: str, value: Any, *, least: int = 1, what: str = "") -> int:
+    """``value`` as an int: TypeError if it is none (or a bool), ValueError below ``least``.
+
+    ``what`` is counted: rows, tokens.
+    """
+    need = f"need at least {least}{what and ' ' + what}, a whole number."
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: got {value!r}, {need}")
+    number = operator.index(value)
+    if number < least:
+        raise ValueError(f"{name}: got {number}, {need}")
+    return number
