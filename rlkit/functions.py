@@ -8,6 +8,7 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import linecache
 import sys
 import sysconfig
 import threading
@@ -39,10 +40,14 @@ class Shipped:
 
     payload: bytes
     source: Source
+    line: int = 0
+    """Line that the source begins at in its file or cell; 0 for not known."""
 
     def load(self) -> Callable[..., Any]:
         """The function, in this process."""
         fn = cloudpickle.loads(self.payload)
+        if self.line:
+            _show_source(fn, self.source, self.line)
         _sources[id(fn)] = (fn, self.source)
         while len(_sources) > 256:
             _sources.pop(next(iter(_sources)))
@@ -56,20 +61,46 @@ _shipping = threading.Lock()  # modules are pickled by value only while a functi
 
 def ship(fn: Callable[..., Any]) -> Shipped:
     """Pickle ``fn`` by value; an error names what it captured that cannot travel."""
-    source = source_of(fn)
+    source, line = source_of(fn), _first_line(fn)
     with _shipping:
         own, used = _user_modules(fn)
         try:
             try:
-                return Shipped(_dumps(fn, own | used), source)
+                return Shipped(_dumps(fn, own | used), source, line)
             except Exception:  # a module may hold what can't travel: then workers import it
-                return Shipped(_dumps(fn, own), source)
+                return Shipped(_dumps(fn, own), source, line)
         except Exception as error:
             raise TypeError(
                 f"{source.name}: this function can't be sent to a worker ({error}). It captures "
                 "something that can't be pickled: pass plain values or tensors in, or create that "
                 "object inside the function."
             ) from error
+
+
+def _first_line(fn: Any) -> int:
+    try:
+        return inspect.getsourcelines(_inner(fn))[1] or 1
+    except (OSError, TypeError):
+        return 0
+
+
+def _show_source(fn: Any, source: Source, line: int) -> None:
+    """Let tracebacks of a function, or of a class's methods, show the lines they ran."""
+    file = f"<{source.name} {source.hash}>"
+    lines = [*["\n"] * (line - 1), *source.text.splitlines(keepends=True)]
+    linecache.cache[file] = (len(source.text), None, lines, file)
+    inner = _inner(fn)
+    for each in vars(inner).values() if inspect.isclass(inner) else [inner]:
+        if inspect.isfunction(each):
+            each.__code__ = _in_file(each.__code__, file)
+
+
+def _in_file(code: CodeType, file: str) -> CodeType:
+    """The code under another file name, if it came by value."""
+    if code.co_filename != "<dynamic-code>":
+        return code
+    inside = (_in_file(c, file) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_filename=file, co_consts=tuple(inside))
 
 
 def _dumps(fn: Any, modules: dict[str, ModuleType]) -> bytes:
@@ -104,7 +135,8 @@ def source_of(fn: Callable[..., Any], *, _seen: frozenset[int] = frozenset()) ->
     inner = _inner(fn)
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     try:
-        text = inspect.getsource(inner if inspect.isroutine(inner) else type(inner))
+        named = inspect.isroutine(inner) or inspect.isclass(inner)
+        text = inspect.getsource(inner if named else type(inner))
     except (OSError, TypeError):
         text = f"# no source: {name}"
     parts = [text]

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 from dataclasses import dataclass
 from enum import Enum
 from types import SimpleNamespace
@@ -355,3 +356,22 @@ def test_a_module_that_holds_a_lock_is_imported_by_the_worker(tmp_path, monkeypa
     import has_a_lock
 
     assert ship(lambda: has_a_lock.two()).load()() == 2
+
+
+class Fails:
+    def fail(self):
+        numbers = [1, 0]
+        return [1 / n for n in numbers]  # fails here
+
+
+def test_a_traceback_of_a_function_that_came_by_value_shows_its_lines():
+    def outer(n):
+        return 1 / n  # the line that fails
+
+    for call, line in ((lambda: ship(outer).load()(0), "the line that fails"),
+                       (lambda: ship(Fails).load()().fail(), "fails here")):  # fmt: skip
+        with pytest.raises(ZeroDivisionError) as caught:
+            call()
+        text = "".join(traceback.format_exception(caught.value))
+        assert line in text
+        assert "dynamic-code" not in text

@@ -59,14 +59,21 @@ def local_options(kind: str, num_devices: int) -> dict[str, Any]:
 def init(ray: Any, options: dict[str, Any]) -> None:
     """ray.init, once more if its processes miss Ray's fixed 30 s to start, as on a busy machine."""
     options = options | {"logging_level": logging.ERROR}
-    try:
-        ray.init(**options)
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        logger.warning("Ray did not start in time (%s); trying once more", error)
-        ray.shutdown()
-        ray.init(**options)
+    for last_try in (False, True):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+            if last_try:
+                raise TimeoutError(
+                    "launch: Ray's processes twice did not start within 30 s, which Ray does not "
+                    "let us change; is this machine busy? Try again when it is less so, or use "
+                    "rk.launch(backend='local'): one process, no Ray."
+                ) from error
+            logger.warning("Ray did not start within 30 s; trying once more")
 
 
 def import_ray() -> Any:

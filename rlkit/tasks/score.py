@@ -14,7 +14,7 @@ def score(reward_fn: Callable[[str, str, str], float], batch: Batch) -> Column:
     """``reward_fn(prompt, response, answer) -> float`` of each row, run where the rows lie: a
     column [B] float32.
 
-    An exception of the function names the row it failed on. NaN is allowed: it takes its row out of
+    An exception of the function is raised with a note of the row it failed on. NaN is allowed: it takes its row out of
     the group.
     """
 
@@ -38,10 +38,11 @@ def judge(
             value: Any = reward_fn(*row)
         except Exception as error:
             prompt, response, answer = row
-            raise RuntimeError(
-                f"reward function failed on row {i}: {type(error).__name__}: {error}. "
-                f"prompt={prompt!r}, response={response!r}, answer={answer!r}"
-            ) from error
+            error.add_note(
+                f"reward function failed on row {i}: prompt={prompt!r}, response={response!r}, "
+                f"answer={answer!r}"
+            )
+            raise
         if getattr(value, "ndim", None) == 0:  # of NumPy or torch
             value = value.item()
         if not isinstance(value, bool | int | float):

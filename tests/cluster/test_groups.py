@@ -157,8 +157,9 @@ def test_score_runs_outside_the_driver(ray_cluster):
 
 def test_a_reward_error_names_the_row(ray_cluster):
     batch = make_batch().on(ray_cluster.store)
-    with pytest.raises(RuntimeError, match="failed on row 0: KeyError"):
+    with pytest.raises(KeyError) as caught:
         rk.score(lambda prompt, response, answer: {}[prompt], batch)
+    assert "failed on row 0: prompt='1>'" in "".join(caught.value.__notes__)
 
 
 def test_a_column_nobody_names_is_freed(ray_cluster):
