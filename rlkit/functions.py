@@ -8,7 +8,6 @@ import contextlib
 import functools
 import hashlib
 import inspect
-import linecache
 import sys
 import sysconfig
 import threading
@@ -20,6 +19,8 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+
+from rlkit.lines import Lines, lines_of, show
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,13 @@ class Shipped:
 
     payload: bytes
     source: Source
-    line: int = 0
-    """Line that the source begins at in its file or cell; 0 for not known."""
+    lines: tuple[Lines, ...] = ()
+    """Of the function and of the user's functions it uses."""
 
     def load(self) -> Callable[..., Any]:
         """The function, in this process."""
         fn = cloudpickle.loads(self.payload)
-        if self.line:
-            _show_source(fn, self.source, self.line)
+        show((each for each, _ in _reached(fn)), self.lines)
         _sources[id(fn)] = (fn, self.source)
         while len(_sources) > 256:
             _sources.pop(next(iter(_sources)))
@@ -61,46 +61,20 @@ _shipping = threading.Lock()  # modules are pickled by value only while a functi
 
 def ship(fn: Callable[..., Any]) -> Shipped:
     """Pickle ``fn`` by value; an error names what it captured that cannot travel."""
-    source, line = source_of(fn), _first_line(fn)
+    source, lines = source_of(fn), lines_of(each for each, _ in _reached(fn))
     with _shipping:
         own, used = _user_modules(fn)
         try:
             try:
-                return Shipped(_dumps(fn, own | used), source, line)
+                return Shipped(_dumps(fn, own | used), source, lines)
             except Exception:  # a module may hold what can't travel: then workers import it
-                return Shipped(_dumps(fn, own), source, line)
+                return Shipped(_dumps(fn, own), source, lines)
         except Exception as error:
             raise TypeError(
                 f"{source.name}: this function can't be sent to a worker ({error}). It captures "
                 "something that can't be pickled: pass plain values or tensors in, or create that "
                 "object inside the function."
             ) from error
-
-
-def _first_line(fn: Any) -> int:
-    try:
-        return inspect.getsourcelines(_inner(fn))[1] or 1
-    except (OSError, TypeError):
-        return 0
-
-
-def _show_source(fn: Any, source: Source, line: int) -> None:
-    """Let tracebacks of a function, or of a class's methods, show the lines they ran."""
-    file = f"<{source.name} {source.hash}>"
-    lines = [*["\n"] * (line - 1), *source.text.splitlines(keepends=True)]
-    linecache.cache[file] = (len(source.text), None, lines, file)
-    inner = _inner(fn)
-    for each in vars(inner).values() if inspect.isclass(inner) else [inner]:
-        if inspect.isfunction(each):
-            each.__code__ = _in_file(each.__code__, file)
-
-
-def _in_file(code: CodeType, file: str) -> CodeType:
-    """The code under another file name, if it came by value."""
-    if code.co_filename != "<dynamic-code>":
-        return code
-    inside = (_in_file(c, file) if isinstance(c, CodeType) else c for c in code.co_consts)
-    return code.replace(co_filename=file, co_consts=tuple(inside))
 
 
 def _dumps(fn: Any, modules: dict[str, ModuleType]) -> bytes:
@@ -278,22 +252,31 @@ def _is_users_module(module: ModuleType) -> bool:
     return path is not None and not path.startswith(installed)
 
 
-def _user_modules(fn: Any) -> tuple[dict[str, ModuleType], dict[str, ModuleType]]:
-    """The user's modules that ``fn`` and its functions live in, and those they use by name."""
-    todo, seen, own, used = [(fn, False)], {id(fn)}, {}, {}
+def _reached(fn: Any) -> Iterator[tuple[Any, bool]]:
+    """``fn`` and the user's functions and modules it uses, and whether one is part of a module."""
+    todo, seen = [(fn, False)], {id(fn)}
     while todo:
-        each, in_used = todo.pop()
+        each, in_module = todo.pop()
+        yield _inner(each), in_module
         if isinstance(each, ModuleType):
-            used[each.__name__], in_used = each, True
-            inside = vars(each).values()
+            inside, in_module = list(vars(each).values()), True
         else:
-            module = sys.modules.get(getattr(_inner(each), "__module__", None) or "")
-            if module is not None and _is_sendable(module):
-                (used if in_used else own)[module.__name__] = module
-            inside = _captured(each).values()
-        for value in list(inside):
+            inside = list(_captured(each).values())
+        for value in inside:
             usable = _travels(value) or _is_local(value) or _is_sendable(value)
             if usable and id(value) not in seen:
                 seen.add(id(value))
-                todo.append((value, in_used))
+                todo.append((value, in_module))
+
+
+def _user_modules(fn: Any) -> tuple[dict[str, ModuleType], dict[str, ModuleType]]:
+    """The user's modules that ``fn`` and its functions live in, and those they use by name."""
+    own, used = {}, {}
+    for each, in_module in _reached(fn):
+        if isinstance(each, ModuleType):
+            used[each.__name__] = each
+        else:
+            module = sys.modules.get(getattr(each, "__module__", None) or "")
+            if module is not None and _is_sendable(module):
+                (used if in_module else own)[module.__name__] = module
     return own, used

@@ -200,8 +200,8 @@ TABLE = [
     ("zero slots", lambda t: rk.TorchEngine(rk.models.tiny(), max_rows=0), ValueError,
      "need at least 1 slot"),
     # rewards and tasks
-    ("a reward that fails", lambda t: rk.score(lambda p, r, a: 1 / 0, batch()), RuntimeError,
-     "failed on row 0: ZeroDivisionError"),
+    ("a reward that fails", lambda t: rk.score(lambda p, r, a: 1 / 0, batch()), ZeroDivisionError,
+     "failed on row 0: "),
     ("a reward that is no number", lambda t: rk.score(lambda p, r, a: "1", batch()), TypeError,
      "need a float"),
     ("a task of length 0", lambda t: rk.tasks.reverse_digits(length=0), ValueError, "from 1 to 40"),

@@ -368,7 +368,10 @@ def test_a_traceback_of_a_function_that_came_by_value_shows_its_lines():
     def outer(n):
         return 1 / n  # the line that fails
 
-    for call, line in ((lambda: ship(outer).load()(0), "the line that fails"),
+    def uses(n):
+        return outer(n)
+
+    for call, line in ((lambda: ship(uses).load()(0), "the line that fails"),
                        (lambda: ship(Fails).load()().fail(), "fails here")):  # fmt: skip
         with pytest.raises(ZeroDivisionError) as caught:
             call()

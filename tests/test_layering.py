@@ -27,6 +27,7 @@ BASE = {
     "store",
     "planning",
     "functions",
+    "lines",
     "shield",
 }
 BASE |= {"config", "device", "metrics", "trace"}

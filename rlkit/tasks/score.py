@@ -14,8 +14,8 @@ def score(reward_fn: Callable[[str, str, str], float], batch: Batch) -> Column:
     """``reward_fn(prompt, response, answer) -> float`` of each row, run where the rows lie: a
     column [B] float32.
 
-    An exception of the function is raised with a note of the row it failed on. NaN is allowed: it takes its row out of
-    the group.
+    An exception of the function is raised with a note of the row it failed on. NaN is allowed: it
+    takes its row out of the group.
     """
 
     def rewards(prompts: list[str], responses: list[str], answers: list[str]) -> torch.Tensor:
