@@ -7,7 +7,6 @@ Builds it from a class sent by value, runs its methods, reports spans. Calls run
 import os
 import sys
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.cluster.calls import Failure, Interrupted, detached, incoming, mark_sent
-from rlkit.cluster.local import accepts_context, count_tokens
+from rlkit.cluster.local import accepts_context, rows_and_tokens
 from rlkit.shield import shield
 from rlkit.store import Column
 from rlkit.workers.context import Rendezvous, WorkerContext, open_meeting
@@ -46,6 +45,7 @@ class WorkerHost:
         self.name = name
         self.worker: Any = None
         self.context = WorkerContext()
+        self._meter, self._node = trace.Meter(None), "local"
         self._store: Any = None
         self._busy: tuple[int, int] | None = None  # thread and number of the call that runs
         self._cancelled: dict[int, str] = {}
@@ -77,6 +77,7 @@ class WorkerHost:
         except Exception as error:
             return Failure.of(error, self.name)
         node = ray.get_runtime_context().get_node_id()
+        self._meter, self._node = trace.Meter(self.worker), node[:8]
         ids = ray.get_runtime_context().get_accelerator_ids()
         return {"node": node[:8], "node_id": node, "pid": os.getpid(), "accelerators": ids}
 
@@ -130,30 +131,21 @@ class WorkerHost:
             self.advance(epoch + 1)
         return Failure.of(error, self.name)
 
-    def _call(self, method: str, payload: Any, stage: str, call: int) -> tuple[bytes, trace.Span]:
-        import ray
-
+    def _call(self, method: str, payload: Any, stage: str, call: int) -> tuple[bytes, Any]:
         args, kwargs = payload
-        start = time.time()
-        args = [incoming(value) for value in args]
-        kwargs = {key: incoming(value) for key, value in kwargs.items()}
-        result = getattr(self.worker, method)(*args, **kwargs)
-        given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-        rows = None if given is None else given.shard(self.context.dp_rank, self.context.dp_size)
-        span = trace.Span(
-            stage=stage,
-            start_s=start,
-            end_s=time.time(),
-            worker=self.name,
-            node=ray.get_runtime_context().get_node_id()[:8],
-            rows=len(result) if isinstance(result, Batch) else 0 if rows is None else len(rows),
-            tokens=count_tokens(stage, rows, result),
-            version=int(getattr(self.worker, "version", 0)),
-            call=call,
-        )
+        with trace.stage_span(
+            stage, self._meter, worker=self.name, node=self._node, call=call
+        ) as span:
+            args = [incoming(value) for value in args]
+            kwargs = {key: incoming(value) for key, value in kwargs.items()}
+            result = getattr(self.worker, method)(*args, **kwargs)
+            given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
+            if given is not None:
+                given = given.shard(self.context.dp_rank, self.context.dp_size)
+            span.rows, span.tokens = rows_and_tokens(given, result)
         travels = cloudpickle.dumps(detached(result))
         mark_sent(result)
-        return travels, span
+        return travels, trace.current().drain()
 
     def cancel(self, number: int, reason: str) -> str:
         """Stop call ``number``: ``running`` if it runs, ``queued`` if it is yet to come.

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from typing import Any
 
 from rlkit import trace
@@ -101,6 +100,7 @@ class _InProcess:
                 name=self.name, device=self.cluster.device, seed=self.cluster.seed
             )
         self.worker = ship(self.cls).load()(*self.args, **kwargs)
+        self._meter = trace.Meter(self.worker)
         facts = {"worker": f"{self.name}/0", "class": self.cls.__name__}
         self.facts = [facts | {"device": self.cluster.device, "node": "local", "pid": os.getpid()}]
 
@@ -119,27 +119,13 @@ class _InProcess:
 
     def _call(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-        start, tokens = time.time(), 0
-        try:
+        with trace.stage_span(stage, self._meter, worker=f"{self.name}/0", call=call) as span:
             result = getattr(self.worker, method)(
                 *map(incoming, args), **{key: incoming(value) for key, value in kwargs.items()}
             )
-            tokens = count_tokens(stage, batch, result)
-            return result
-        finally:  # the seconds of a call that fails are its stage's, too
-            trace.current().add(
-                trace.Span(
-                    stage=stage,
-                    start_s=start,
-                    end_s=time.time(),
-                    worker=f"{self.name}/0",
-                    rows=0 if batch is None else len(batch),
-                    tokens=tokens,
-                    version=getattr(self.worker, "version", 0),
-                    devices=self.cluster.num_devices,
-                    call=call,
-                )
-            )
+            span.devices = self.cluster.num_devices
+            span.rows, span.tokens = rows_and_tokens(batch, result)
+        return result
 
     def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
         return merge([ticket], batch)
@@ -168,7 +154,7 @@ def accepts_context(cls: type) -> bool:
     return "context" in inspect.signature(cls).parameters
 
 
-def count_tokens(stage: str, batch: Batch | None, result: Any) -> int:
-    """Tokens a call handled: of the batch it made, or else of the one it was given."""
+def rows_and_tokens(batch: Batch | None, result: Any) -> tuple[int, int]:
+    """What a call handled: the batch it made, or else the one it was given."""
     made = result if isinstance(result, Batch) else batch
-    return 0 if made is None else int(made.num_tokens.sum())
+    return (0, 0) if made is None else (len(made), int(made.num_tokens.sum()))

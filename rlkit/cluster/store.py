@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from rlkit import trace
 from rlkit.rows import Rows
 from rlkit.store import Column, Part, Shelf, new_key
 
@@ -86,7 +87,8 @@ class RayStore:
         """Keep rows on this node."""
         self._check_open(f"writing {name!r}")
         key = new_key(name, f"{self._name}.{os.getpid()}")
-        self._get([self.actors[self.place].put.remote(key, uids, rows)], f"writing {name!r}")
+        with trace.span("store/put", rows=len(uids), bytes=rows.nbytes):
+            self._get([self.actors[self.place].put.remote(key, uids, rows)], f"writing {name!r}")
         part = Part(key=key, place=self.place, uids=uids, rows=rows, name=name)
         return self.adopt(part) if self.owner else part
 
@@ -111,18 +113,19 @@ class RayStore:
         by_place: dict[str, list[int]] = defaultdict(list)
         for i, (part, _) in enumerate(requests):
             by_place[part.place].append(i)
-        refs = [
-            self.actors[place].get.remote([(requests[i][0].key, requests[i][1]) for i in indices])
-            for place, indices in by_place.items()
-        ]
         names = sorted({part.key.split("#")[0] for part, _ in requests})
         found: list[Any] = [None] * len(requests)
-        for indices, rows in zip(
-            by_place.values(), self._get(refs, f"reading {names}"), strict=True
-        ):
-            for i, row in zip(indices, rows, strict=True):
-                found[i] = row
-                self.received_bytes += row.nbytes
+        with trace.span("store/fetch", rows=sum(len(uids) for _, uids in requests)) as span:
+            refs = [
+                self.actors[place].get.remote([(requests[i][0].key, requests[i][1]) for i in at])
+                for place, at in by_place.items()
+            ]
+            answers = self._get(refs, f"reading {names}")
+            for indices, rows in zip(by_place.values(), answers, strict=True):
+                for i, row in zip(indices, rows, strict=True):
+                    found[i] = row
+                    span.bytes += row.nbytes
+        self.received_bytes += span.bytes
         return found
 
     def apply(self, call: Callable[[Any], Rows], batch: Any, name: str) -> Column:
@@ -160,4 +163,5 @@ def _free(store: weakref.ref, place: str, key: str) -> None:
     """Finalizer of an owned part; a store that is closed has nothing left to free."""
     live = store()
     if live is not None and place in live.actors:
-        live.actors[place].free.remote([key])
+        with trace.span("store/free"):
+            live.actors[place].free.remote([key])

@@ -3,6 +3,7 @@
 import sys
 import threading
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -198,16 +199,17 @@ class RayTransport:
         """
         self.check_open(call.what)
         try:
-            answers = self.pipeline.wait(call, timeout_s)
+            with trace.wait(call.what):
+                answers = self.pipeline.wait(call, timeout_s)
         except KeyboardInterrupt:
             self.pipeline.cancel(call, "by the user")
             raise
         return merge([self._results(answer) for answer in answers], batch)
 
-    def _results(self, answer: tuple[bytes, trace.Span]) -> Any:
-        """One rank's result, its rows owned by this process, and its span in the trace."""
-        payload, span = answer
-        trace.current().add(replace(span, devices=max(1, self.cluster.num_devices_in_use)))
+    def _results(self, answer: tuple[bytes, Sequence[trace.Span]]) -> Any:
+        """One rank's result, its rows owned by this process, and its spans in the trace."""
+        payload, spans = answer
+        trace.current().extend(spans, devices=max(1, self.cluster.num_devices_in_use))
         self.cluster.store.received_bytes += len(payload)
         return attached(cloudpickle.loads(payload), self.cluster.store)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from rlkit import trace
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerContext:
@@ -62,12 +64,13 @@ class Collective:
 
     def _run(self, what: str, start: Any) -> None:
         try:
-            work = start()
-            delay_s = 1e-5
-            while not work.is_completed():
-                time.sleep(delay_s)
-                delay_s = min(2 * delay_s, 1e-3)
-            work.wait()
+            with trace.wait(what):
+                work = start()
+                delay_s = 1e-5
+                while not work.is_completed():
+                    time.sleep(delay_s)
+                    delay_s = min(2 * delay_s, 1e-3)
+                work.wait()
         except RuntimeError as error:
             raise PeerError(
                 f"{self.name}: {what} over {self.size} ranks failed on rank {self.rank}: a peer "
