@@ -53,6 +53,8 @@ def test_every_experiment_has_a_record_of_its_run(folder):
     assert sorted(results["seed"].unique()) == sorted(record["seeds"])
     assert re.fullmatch(r"[0-9a-f]{40}", record["commit"])
     assert results["commit"].str.fullmatch(r"[0-9a-f]{7,40}\+?").all()
+    (commit,) = results["commit"].unique()
+    assert record["commit"].startswith(commit.removesuffix("+"))
     assert not re.search(r"(?<![\w.:/])/(home|root|tmp|work|usr|Users|opt|var)/", text)
 
 

@@ -26,7 +26,7 @@ def run(seed: int, config: rk.recipes.GRPOConfig, sources: dict) -> pd.DataFrame
     sources |= log.sources
     facts = {"run": f"grpo_seed{seed}", "system": "rlkit", "model": "tiny-0.23M"}
     facts |= {"devices": devices, "seed": seed, "source": "measured"}
-    frame = log.tidy(**facts, commit=experiment.commit())
+    frame = log.tidy(**facts)
     return frame[frame["metric"].isin(KEPT)]
 
 
@@ -62,8 +62,9 @@ def main() -> None:
     config = experiment.read_config(FOLDER, {"grpo": rk.recipes.GRPOConfig})["grpo"]
     config = replace(config, steps=args.steps or config.steps)
     seeds, sources = range(args.seeds), {}
+    commit = experiment.commit()  # of the code that this process has imported
     record = experiment.RunRecord.collect(config={"grpo": config}, seeds=seeds)
-    results = pd.concat([run(seed, config, sources) for seed in seeds])
+    results = pd.concat([run(seed, config, sources) for seed in seeds]).assign(commit=commit)
     print(experiment.write_results(results, args.out, record=record.finished(sources)))
     wide = results[results["metric"] == "reward"].rename(columns={"value": "reward"})
     axes = rk.viz.plot_reward(wide[["seed", "step", "reward"]], target=0.9)

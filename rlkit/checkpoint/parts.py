@@ -52,5 +52,5 @@ def check_parts(saved: Saved, content: Mapping[str, Any], **parts: Any) -> None:
 
 def store_of(workers: Mapping[str, Any]) -> RowStore:
     """Where restored rows go: the cluster's store, or else one in this process."""
-    stores = [group._store for group in workers.values()]
+    stores = [group.store for group in workers.values()]
     return next((store for store in stores if store is not None), None) or LocalStore()

@@ -171,6 +171,11 @@ class WorkerGroup:
         super().__setattr__(name, value)
 
     @property
+    def store(self) -> RowStore | None:
+        """Where its workers read and write rows; None for a worker of this process."""
+        return self._store
+
+    @property
     def in_process(self) -> bool:
         """Whether the worker is an object of this process."""
         return self._store is None
