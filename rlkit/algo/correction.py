@@ -59,7 +59,7 @@ def truncated_importance_weight(
     rollout_logprobs: Float[Tensor, "B T"],
     response_mask: Shaped[Tensor, "B T"],
     *,
-    cap: float = 2.0,
+    cap: int | float = 2.0,
     level: Level = per_token,
 ) -> Float[Tensor, "B T"]:
     """min(exp(old_logprobs − rollout_logprobs), cap).
@@ -77,8 +77,8 @@ def masked_importance_weight(
     rollout_logprobs: Float[Tensor, "B T"],
     response_mask: Shaped[Tensor, "B T"],
     *,
-    low: float = 0.0,
-    high: float = 2.0,
+    low: int | float = 0.0,
+    high: int | float = 2.0,
     level: Level = per_token,
 ) -> Float[Tensor, "B T"]:
     """exp(old_logprobs − rollout_logprobs) where it lies in [low, high], else 0.
@@ -91,7 +91,7 @@ def masked_importance_weight(
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)
 
 
-def _check_bounds(low: float, high: float) -> None:
+def _check_bounds(low: int | float, high: int | float) -> None:
     if not 0 <= low <= 1 <= high:
         raise ValueError(
             f"bounds of an importance weight: got {low} to {high}, need 0 <= low <= 1 <= high: a "

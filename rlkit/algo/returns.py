@@ -12,7 +12,7 @@ def kl_penalised_rewards(
     kl: Float[Tensor, "B T"],
     response_mask: Shaped[Tensor, "B T"],
     *,
-    coef: float,
+    coef: int | float,
 ) -> Float[Tensor, "B T"]:
     """−coef × kl on each trainable token, plus the reward on the last one.
 
@@ -38,8 +38,8 @@ def gae(
     values: Float[Tensor, "B T"],
     response_mask: Shaped[Tensor, "B T"],
     *,
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    gamma: int | float = 1.0,
+    lam: int | float = 1.0,
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Generalised advantage estimates (Schulman et al., 1506.02438, 2015).
 
@@ -87,8 +87,8 @@ def whiten(
     mask: Shaped[Tensor, "B T"],
     *,
     total: Float[Tensor, " 3"] | None = None,
-    eps: float = 1e-8,
-    tol: float = 1e-6,
+    eps: int | float = 1e-8,
+    tol: int | float = 1e-6,
 ) -> Float[Tensor, "B T"]:
     """(x − mean) / (std + eps) over the tokens of the mask; x, mask [B, T] -> [B, T], 0 outside it.
 

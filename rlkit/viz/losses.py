@@ -48,7 +48,7 @@ def plot_losses(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     summary = loss_summary(frame)
     ax = new_axes(ax)
     table = frame.pivot(index="objective", columns=["uid", "token"], values=["gradient", "clipped"])
-    table = table.loc[list(summary.index)]
+    table = table.loc[list(summary.index)].sort_index(axis=1)
     pull = -table["gradient"].to_numpy(float)  # [objectives, tokens]
     clipped = table["clipped"].to_numpy(bool)
     uids = np.array([uid for uid, _ in table["gradient"].columns])

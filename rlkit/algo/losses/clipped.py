@@ -19,9 +19,9 @@ def clipped_policy_loss(
     logprobs: Float[Tensor, "B T"],
     batch: LossBatch,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
+    clip_low: int | float = 0.2,
+    clip_high: int | float = 0.2,
+    dual_clip: int | float | None = None,
     aggregate: Aggregate = token_mean,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Aggregate over tokens of max(−ρA, −clip(ρ, 1 − clip_low, 1 + clip_high) A).
@@ -49,9 +49,9 @@ def decoupled_policy_loss(
     logprobs: Float[Tensor, "B T"],
     batch: LossBatch,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
+    clip_low: int | float = 0.2,
+    clip_high: int | float = 0.2,
+    dual_clip: int | float | None = None,
     weight: Weight = importance_weight,
     aggregate: Aggregate = token_mean,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
@@ -92,9 +92,9 @@ def clipped(
     ratio: Tensor,
     advantages: Tensor,
     *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
+    clip_low: int | float,
+    clip_high: int | float,
+    dual_clip: int | float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Losses max(−ρA, −clip(ρ)A) and whether the clip holds a token's gradient back, all [B, T]."""
     check_clip(clip_low, clip_high)

@@ -17,8 +17,8 @@ def cispo_loss(
     logprobs: Float[Tensor, "B T"],
     batch: LossBatch,
     *,
-    clip_low: float = 1.0,
-    clip_high: float = 0.2,
+    clip_low: int | float = 1.0,
+    clip_high: int | float = 0.2,
     aggregate: Aggregate = token_mean,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Aggregate over tokens of −sg(clip(ρ, 1 − clip_low, 1 + clip_high)) A log π.
@@ -43,8 +43,8 @@ def sapo_loss(
     logprobs: Float[Tensor, "B T"],
     batch: LossBatch,
     *,
-    tau_positive: float = 1.0,
-    tau_negative: float = 1.05,
+    tau_positive: int | float = 1.0,
+    tau_negative: int | float = 1.05,
     aggregate: Aggregate = seq_mean_token_mean,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Aggregate over tokens of −(4 / τ) sigmoid(τ (ρ − 1)) A.

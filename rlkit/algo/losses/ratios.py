@@ -61,7 +61,7 @@ def policy_metrics(
     return metrics
 
 
-def check_clip(clip_low: float, clip_high: float) -> None:
+def check_clip(clip_low: int | float, clip_high: int | float) -> None:
     """ValueError for bounds that do not hold the ratio 1 between them."""
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         raise ValueError(

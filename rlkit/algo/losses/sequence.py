@@ -18,8 +18,8 @@ def gspo_loss(
     logprobs: Float[Tensor, "B T"],
     batch: LossBatch,
     *,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
+    clip_low: int | float = 3e-4,
+    clip_high: int | float = 4e-4,
     aggregate: Aggregate = seq_mean_token_mean,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Aggregate of max(−sA, −clip(s, 1 − clip_low, 1 + clip_high) A), s one ratio a response.
@@ -45,8 +45,8 @@ def gmpo_loss(
     logprobs: Float[Tensor, "B T"],
     batch: LossBatch,
     *,
-    clip_low: float = 0.4,
-    clip_high: float = 0.4,
+    clip_low: int | float = 0.4,
+    clip_high: int | float = 0.4,
     aggregate: Aggregate = seq_mean_token_mean,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Aggregate of −A exp(mean over tokens of the clipped log-ratio).

@@ -18,7 +18,7 @@ def kl_penalty(
     logprobs: Float[Tensor, "B T"],
     batch: LossBatch,
     *,
-    coef: float,
+    coef: int | float,
     estimator: Estimator = kl_k3_with_k2_gradient,
     aggregate: Aggregate = token_mean,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
@@ -40,7 +40,7 @@ def entropy_bonus(
     entropy: Float[Tensor, "B T"],
     batch: LossBatch,
     *,
-    coef: float,
+    coef: int | float,
     aggregate: Aggregate = token_mean,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """−coef × aggregate of the entropy: a term that keeps the policy from settling too early.

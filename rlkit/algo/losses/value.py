@@ -12,7 +12,7 @@ def clipped_value_loss(
     values: Float[Tensor, "B T"],
     batch: LossBatch,
     *,
-    clip: float | None = 0.2,
+    clip: int | float | None = 0.2,
     aggregate: Aggregate = token_mean,
 ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """Half the aggregate over tokens of max((v − R)², (clip(v, v_old ± clip) − R)²).
@@ -34,7 +34,7 @@ def clipped_value_loss(
     if clip is not None:
         bounded = old + (now - old).clamp(-clip, clip)
         beyond = (bounded - returns).square()
-        held = (bounded != now) & (beyond > losses)
+        held = ((now - old).abs() > clip) & (beyond > losses)
         losses = torch.maximum(losses, beyond)
     loss = aggregate(losses, batch) / 2
     return loss, {
