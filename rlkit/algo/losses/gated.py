@@ -63,7 +63,7 @@ def sapo_loss(
         )
     advantages = masked_advantages(logprobs, batch)
     log_ratio = masked_log_ratio(logprobs, batch)  # [B, T]
-    tau = torch.where(advantages > 0, tau_positive, tau_negative)
+    tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
     gate = (tau * (log_ratio.exp() - 1)).sigmoid()
     loss = aggregate(-4 / tau * gate * advantages, batch)
     metrics = policy_metrics(loss, log_ratio, batch)
