@@ -62,7 +62,9 @@ def plot_losses(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         norm=Normalize(-limit, limit),
     )
     starts = np.flatnonzero(np.diff(uids)) + 0.5
-    ax.vlines(starts, -0.5, len(summary) - 0.5, color="white", linewidth=2)
+    ax.vlines(
+        starts, -0.5, len(summary) - 0.5, color="white", linewidth=2 if len(starts) < 40 else 0.5
+    )
     ax.hlines(np.arange(1, len(summary)) - 0.5, -0.5, pull.shape[1] - 0.5, color="white")
     ax.grid(visible=False)
     ax.set_yticks(range(len(summary)), [str(name) for name in summary.index])
@@ -83,7 +85,7 @@ def plot_losses(frame: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 def _numbers(ax: Axes, summary: pd.DataFrame) -> None:
     """Columns of numbers at the right of the heat map, one line a row of it."""
     shown = summary[["loss", "gradient_norm", "clipped_fraction"]].to_numpy(float).tolist()
-    cells = [(f"{a:.3g}".replace("-", "−"), f"{b:.3g}", f"{c:.0%}") for a, b, c in shown]
+    cells = [(f"{a + 0.0:.3g}".replace("-", "−"), f"{b:.3g}", f"{c:.0%}") for a, b, c in shown]
     for line, row in enumerate([HEADINGS, *cells], start=-1):
         for column, text in enumerate(row, start=1):
             ax.annotate(

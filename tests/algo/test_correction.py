@@ -55,33 +55,33 @@ def test_mean_sequence_weight_is_the_geometric_mean():
 
 
 def test_a_sequence_is_masked_as_a_whole():
-    pair = of_log_ratios([1.0, 0.1])
-    got = masked_importance_weight(*pair, high=2.0, level=per_sequence)
+    triple = of_log_ratios([1.0, 0.1])
+    got = masked_importance_weight(*triple, high=2.0, level=per_sequence)
     assert got.tolist() == [[0, 0]]
 
 
 @pytest.mark.parametrize("level", [per_sequence, per_sequence_mean])
 def test_an_overflowing_product_is_capped_or_masked_never_nan(level):
-    pair = of_log_ratios([500.0, 500.0])
-    assert truncated_importance_weight(*pair, level=level).tolist() == [[2, 2]]
-    assert masked_importance_weight(*pair, level=level).tolist() == [[0, 0]]
+    triple = of_log_ratios([500.0, 500.0])
+    assert truncated_importance_weight(*triple, level=level).tolist() == [[2, 2]]
+    assert masked_importance_weight(*triple, level=level).tolist() == [[0, 0]]
 
 
 def test_bounds_must_hold_the_weight_one():
-    pair = of_log_ratios([0.0])
+    triple = of_log_ratios([0.0])
     with pytest.raises(ValueError, match=r"got 0.0 to 0.5, need 0 <= low <= 1 <= high"):
-        truncated_importance_weight(*pair, cap=0.5)
+        truncated_importance_weight(*triple, cap=0.5)
     with pytest.raises(ValueError, match=r"got 1.5 to 2.0"):
-        masked_importance_weight(*pair, low=1.5)
+        masked_importance_weight(*triple, low=1.5)
 
 
 @given(ratios, st.floats(1, 10))
 def test_truncated_and_masked_weights_agree_below_the_cap(values, cap):
-    pair = of_log_ratios(values)
-    plain = importance_weight(*pair)
+    triple = of_log_ratios(values)
+    plain = importance_weight(*triple)
     below = plain <= cap
-    clamped = truncated_importance_weight(*pair, cap=cap)
-    masked = masked_importance_weight(*pair, high=cap)
+    clamped = truncated_importance_weight(*triple, cap=cap)
+    masked = masked_importance_weight(*triple, high=cap)
     assert torch.equal(clamped[below], plain[below])
     assert torch.equal(masked[below], plain[below])
     assert (masked[~below] == 0).all()
@@ -98,3 +98,11 @@ def test_uncapped_sequence_weight_is_unbiased():
         )
         mean += (behaviour[tokens].prod() * weight[0, 0] * tokens.sum()).item()
     assert mean == pytest.approx(2 * 0.7)  # ones among two tokens of the policy
+
+
+@given(st.floats(-2, 2), st.integers(1, 6))
+def test_levels_of_equal_tokens_differ_by_the_length_alone(log_ratio, length):
+    triple = of_log_ratios([log_ratio] * length)
+    token = importance_weight(*triple)
+    assert torch.allclose(importance_weight(*triple, level=per_sequence_mean), token)
+    assert torch.allclose(importance_weight(*triple, level=per_sequence), token**length)

@@ -1,3 +1,5 @@
+import inspect
+
 import pytest
 import torch
 from hypothesis import given
@@ -87,8 +89,27 @@ def test_row_with_a_failed_reward_teaches_nothing():  # faults A4
 
 
 def test_rewards_of_another_width_are_an_error():
-    with pytest.raises(Exception, match=r"rewards"):
-        gae(torch.zeros(1, 2), torch.zeros(1, 3), torch.ones(1, 3))
+    plain_gae = inspect.unwrap(gae)  # without the shape checks that run only under pytest
+    with pytest.raises(ValueError, match=r"got shapes \(1, 2\), \(1, 3\); need \(1, 3\)"):
+        plain_gae(torch.zeros(1, 2), torch.zeros(1, 3), torch.ones(1, 3))
+
+
+@given(seeds, st.floats(0, 1))
+def test_token_rewards_add_up_to_the_reward_less_the_kl(seed, coef):
+    rewards, kl, mask = some(seed)
+    mask[:, 0] = True
+    got = kl_penalised_rewards(rewards[:, 0], kl, mask, coef=coef)
+    expected = rewards[:, 0] - coef * masked_sum(kl, mask)
+    assert torch.allclose(got.sum(1), expected)
+    assert (got[~mask] == 0).all()
+
+
+@given(seeds)
+def test_a_value_lands_on_one_token_if_any_is_trainable(seed):
+    values, _, mask = some(seed)
+    got = last_token(values[:, 0], mask)
+    assert torch.equal(got.sum(1), torch.where(mask.any(1), values[:, 0], 0.0))
+    assert (got[~mask] == 0).all()
 
 
 @given(seeds, factors, factors)

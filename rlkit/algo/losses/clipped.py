@@ -33,6 +33,7 @@ def clipped_policy_loss(
     logprobs [B, T]; reads old_logprobs and advantages [B, T] of the batch. On-policy every ρ is 1
     and the value may be 0; the gradient is not. The loss in the metrics keeps its sign.
     """
+    check_clip(clip_low, clip_high, dual_clip)
     log_ratio = masked_log_ratio(logprobs, batch)  # [B, T]
     losses, held = clipped(
         log_ratio.exp(),
@@ -68,6 +69,7 @@ def decoupled_policy_loss(
     ``partial(masked_importance_weight, high=5)`` leaves tokens beyond out. Those stay in the
     denominator.
     """
+    check_clip(clip_low, clip_high, dual_clip)
     mask = batch["response_mask"]
     proximal = column_like("old_logprobs", logprobs, batch)
     behaviour = column_like("rollout_logprobs", logprobs, batch)
@@ -97,12 +99,6 @@ def clipped(
     dual_clip: int | float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Losses max(−ρA, −clip(ρ)A) and whether the clip holds a token's gradient back, all [B, T]."""
-    check_clip(clip_low, clip_high)
-    if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(
-            f"dual_clip: got {dual_clip}, need more than 1, or None for none: it bounds what "
-            "ratios above 1 can do. 3 is usual."
-        )
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     losses = torch.maximum(-ratio * advantages, -bounded * advantages)
     held = ((advantages > 0) & (ratio > 1 + clip_high)) | (

@@ -61,10 +61,17 @@ def policy_metrics(
     return metrics
 
 
-def check_clip(clip_low: int | float, clip_high: int | float) -> None:
+def check_clip(
+    clip_low: int | float, clip_high: int | float, dual_clip: int | float | None = None
+) -> None:
     """ValueError for bounds that do not hold the ratio 1 between them."""
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         raise ValueError(
             f"clip_low, clip_high: got {clip_low}, {clip_high}; need 0 <= clip_low <= 1 and "
             "clip_high >= 0: ratios stay between 1 - clip_low and 1 + clip_high."
+        )
+    if dual_clip is not None and not dual_clip > 1:
+        raise ValueError(
+            f"dual_clip: got {dual_clip}, need more than 1, or None for none: it bounds what "
+            "ratios above 1 can do. 3 is usual."
         )

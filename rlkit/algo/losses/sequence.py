@@ -7,6 +7,7 @@ from torch import Tensor
 from rlkit.algo.aggregate import Aggregate, LossBatch, seq_mean_token_mean
 from rlkit.algo.losses.clipped import clipped
 from rlkit.algo.losses.ratios import (
+    check_clip,
     masked_advantages,
     masked_log_ratio,
     policy_metrics,
@@ -31,9 +32,10 @@ def gspo_loss(
 
     logprobs [B, T]; reads old_logprobs and advantages [B, T] of the batch.
     """
+    check_clip(clip_low, clip_high)
     log_ratio = masked_log_ratio(logprobs, batch)  # [B, T]
     mean = row_mean(log_ratio.detach(), batch["response_mask"])[:, None]  # [B, 1]
-    ratio = (mean + log_ratio - log_ratio.detach()).exp()  # [B, T], s on each token
+    ratio = (log_ratio - log_ratio.detach() + mean).exp()  # [B, T], s on each token
     losses, held = clipped(
         ratio, masked_advantages(logprobs, batch), clip_low=clip_low, clip_high=clip_high
     )
