@@ -28,6 +28,7 @@ WRITTEN_BY = {
     "temperature": _GENERATE,
     "finish_reason": _GENERATE,
     "rewards": "rk.score(reward_fn, batch)",
+    "logprobs": "actor.compute_logprobs(batch)",
     "old_logprobs": "actor.compute_logprobs(batch)",
     "ref_logprobs": "reference.compute_logprobs(batch)",
     "values": "critic.compute_values(batch)",

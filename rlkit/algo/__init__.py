@@ -6,18 +6,41 @@ response token t.
 
 from rlkit.algo.advantages import (
     GroupStatistics,
+    dr_grpo,
     group_metrics,
     group_relative,
     group_statistics,
     has_signal,
     population_std,
+    reinforce_pp,
+    rloo,
     unbiased_std,
 )
 from rlkit.algo.aggregate import seq_mean_token_mean, seq_mean_token_sum, token_mean
+from rlkit.algo.compare import compare_losses
+from rlkit.algo.correction import (
+    importance_weight,
+    masked_importance_weight,
+    per_sequence,
+    per_sequence_mean,
+    per_token,
+    truncated_importance_weight,
+)
 from rlkit.algo.kl import kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient
 from rlkit.algo.logprobs import entropy_from_logits, logprobs_from_logits, next_token_rows
-from rlkit.algo.losses import clipped_policy_loss
+from rlkit.algo.losses import (
+    cispo_loss,
+    clipped_policy_loss,
+    clipped_value_loss,
+    decoupled_policy_loss,
+    entropy_bonus,
+    gmpo_loss,
+    gspo_loss,
+    kl_penalty,
+    sapo_loss,
+)
 from rlkit.algo.masking import masked_sum, response_mask
+from rlkit.algo.returns import gae, kl_penalised_rewards, last_token, moments, whiten
 from rlkit.algo.rewards import (
     boxed_match,
     exact_match,
@@ -30,28 +53,51 @@ from rlkit.algo.rewards import (
 __all__ = [
     "GroupStatistics",
     "boxed_match",
+    "cispo_loss",
     "clipped_policy_loss",
+    "clipped_value_loss",
+    "compare_losses",
+    "decoupled_policy_loss",
+    "dr_grpo",
+    "entropy_bonus",
     "entropy_from_logits",
     "exact_match",
     "format_reward",
+    "gae",
+    "gmpo_loss",
     "group_metrics",
     "group_relative",
     "group_statistics",
+    "gspo_loss",
     "has_signal",
+    "importance_weight",
     "kl_k1",
     "kl_k2",
     "kl_k3",
     "kl_k3_with_k2_gradient",
+    "kl_penalised_rewards",
+    "kl_penalty",
     "last_boxed",
+    "last_token",
     "logprobs_from_logits",
+    "masked_importance_weight",
     "masked_sum",
+    "moments",
     "next_token_rows",
     "number_match",
     "overlong_penalty",
+    "per_sequence",
+    "per_sequence_mean",
+    "per_token",
     "population_std",
+    "reinforce_pp",
     "response_mask",
+    "rloo",
+    "sapo_loss",
     "seq_mean_token_mean",
     "seq_mean_token_sum",
     "token_mean",
+    "truncated_importance_weight",
     "unbiased_std",
+    "whiten",
 ]

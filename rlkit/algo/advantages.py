@@ -43,7 +43,8 @@ def group_statistics(
     Rewards that are not finite (a verifier that failed) leave their group and don't touch the
     others in it.
     """
-    _check(rewards, group_ids)
+    _check_rewards(rewards)
+    _check_ids(group_ids, rewards)
     ids, index = _unique(group_ids)
     valid = rewards.isfinite()
     x = torch.where(valid, rewards.double(), 0.0)
@@ -95,11 +96,61 @@ def group_relative(
     out of both.
     """
     groups = group_statistics(rewards, group_ids)
-    advantages = groups.deviations
+    advantages = _deviations(groups, tol)
     if std is not None:
         advantages = advantages / (std(groups.squares, groups.count) + eps)[groups.index]
-    advantages = torch.where((groups.span > tol)[groups.index], advantages, 0.0)
-    return advantages.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
+    return _like(advantages, rewards)
+
+
+def dr_grpo(
+    rewards: Shaped[Tensor, " B"], group_ids: Int[Tensor, " B"], *, tol: float = 1e-6
+) -> Float[Tensor, " B"]:
+    """reward − mean of its group: ``group_relative`` without the division.
+
+    Dr. GRPO (2503.20783, 2025): a division by the std favours prompts that are nearly always or
+    nearly never solved. Its other half is in the loss, ``seq_mean_token_sum`` with one length for
+    all. rewards [B], group_ids [B] -> [B]; zeros as in ``group_relative``.
+    """
+    return group_relative(rewards, group_ids, std=None, tol=tol)
+
+
+def rloo(
+    rewards: Shaped[Tensor, " B"], group_ids: Int[Tensor, " B"], *, tol: float = 1e-6
+) -> Float[Tensor, " B"]:
+    """reward − mean of the *other* rewards of its group, n / (n − 1) times ``dr_grpo``'s.
+
+    RLOO (2402.14740, 2024): a baseline that does not depend on the response leaves the gradient
+    unbiased. rewards [B], group_ids [B] -> [B]; zeros as in ``group_relative``.
+    """
+    groups = group_statistics(rewards, group_ids)
+    scale = groups.count / (groups.count - 1).clamp(min=1)  # [G]
+    return _like(_deviations(groups, tol) * scale[groups.index], rewards)
+
+
+def reinforce_pp(
+    rewards: Shaped[Tensor, " B"],
+    group_ids: Int[Tensor, " B"] | None = None,
+    *,
+    std: Spread = population_std,
+    eps: float = 1e-8,
+    tol: float = 1e-6,
+) -> Float[Tensor, " B"]:
+    """(reward − baseline) / (std over the batch of that difference + eps).
+
+    REINFORCE++ (2501.03262, 2025). Without group_ids the baseline is the mean of the batch; with
+    them it is the mean of the response's group, the paper's variant with a group baseline. Either
+    way one std for all, so a group of small spread is not blown up. With the KL in the reward:
+    ``whiten(gae(token_rewards, zeros, response_mask)[0], response_mask)``, over tokens.
+
+    rewards [B], group_ids [B] -> [B]. The rewards must be those of the whole step, not of a shard.
+    Zeros as in ``group_relative``, the batch being one group where there are no ids.
+    """
+    _check_rewards(rewards)
+    whole = torch.zeros_like(rewards, dtype=torch.int64)
+    groups = group_statistics(rewards, whole if group_ids is None else group_ids)
+    deviations = _deviations(groups, tol)
+    spread = std(deviations.square().sum()[None], groups.count.sum()[None])  # [1]
+    return _like(deviations / (spread + eps), rewards)
 
 
 def has_signal(
@@ -129,29 +180,42 @@ def group_metrics(
     }
 
 
+def _deviations(groups: GroupStatistics, tol: float) -> Tensor:
+    """Rewards minus the mean of their group [B], exactly 0 in groups that span at most tol."""
+    return torch.where((groups.span > tol)[groups.index], groups.deviations, 0.0)
+
+
+def _like(advantages: Tensor, rewards: Tensor) -> Tensor:
+    """In the dtype of rewards, float32 for integers."""
+    return advantages.to(rewards.dtype if rewards.is_floating_point() else torch.float32)
+
+
 def _unique(group_ids: Tensor) -> tuple[Tensor, Tensor]:
     """Sorted ids [G], and the place among them of each row's id [B]."""
     ids, index = torch.unique(group_ids, return_inverse=True)  # pyright: ignore
     return ids, index  # pyright: ignore
 
 
-def _check(rewards: object, group_ids: object) -> None:
+def _check_rewards(rewards: object) -> None:
     if not isinstance(rewards, Tensor) or rewards.is_complex():
         kind = rewards.dtype if isinstance(rewards, Tensor) else type(rewards).__name__
         raise TypeError(
             f"rewards: got {kind}, need a tensor of real numbers. Pass batch['rewards'], "
             "or torch.tensor(rewards)."
         )
+    if rewards.ndim != 1:
+        raise ValueError(
+            f"rewards: got shape {tuple(rewards.shape)}, need [B], one number a response. "
+            "Sum token rewards over the response mask first."
+        )
+
+
+def _check_ids(group_ids: object, rewards: Tensor) -> None:
     if not isinstance(group_ids, Tensor) or group_ids.is_floating_point() or group_ids.is_complex():
         kind = group_ids.dtype if isinstance(group_ids, Tensor) else type(group_ids).__name__
         raise TypeError(
             f"group_ids: got {kind}, need a tensor of integers. "
             "Pass batch['group_ids'] of the batch that was scored."
-        )
-    if rewards.ndim != 1:
-        raise ValueError(
-            f"rewards: got shape {tuple(rewards.shape)}, need [B], one number a response. "
-            "Sum token rewards over the response mask first."
         )
     if group_ids.shape != rewards.shape:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from rlkit.tasks.generated import add, countdown, reverse_digits, sort
 from rlkit.tasks.listed import from_list
+from rlkit.tasks.refill import fill_groups
 from rlkit.tasks.score import evaluate, score
 from rlkit.tasks.task import PromptStream, Task, prompt_batch
 
@@ -11,6 +12,7 @@ __all__ = [
     "add",
     "countdown",
     "evaluate",
+    "fill_groups",
     "from_list",
     "prompt_batch",
     "reverse_digits",

@@ -2,6 +2,7 @@
 
 from rlkit.viz.curves import plot_metric, plot_reward, plot_throughput
 from rlkit.viz.dashboard import Dashboard
+from rlkit.viz.losses import loss_summary, plot_losses
 from rlkit.viz.memory import plot_memory
 from rlkit.viz.phases import plot_phases
 from rlkit.viz.style import PHASE_COLOURS, ROLE_COLOURS, use_style
@@ -11,6 +12,8 @@ __all__ = [
     "PHASE_COLOURS",
     "ROLE_COLOURS",
     "Dashboard",
+    "loss_summary",
+    "plot_losses",
     "plot_memory",
     "plot_metric",
     "plot_phases",

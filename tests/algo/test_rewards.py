@@ -1,3 +1,5 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -216,3 +218,12 @@ def test_longer_is_never_penalised_less(soft, ramp, length):
 def test_soft_must_be_below_hard(soft, hard):
     with pytest.raises(ValueError, match=f"got soft={soft}, hard={hard}; need 0 <= soft < hard"):
         overlong_penalty(masks(90), soft=soft, hard=hard)
+
+
+def test_a_verifier_gives_the_same_from_another_thread():  # faults I2
+    calls = [("", "1/2", "0.5"), ("", "1/3", "0.5"), ("", r"\boxed{\frac{1}{2}}", "0.5")]
+    with ThreadPoolExecutor(1) as pool:
+        for verify in REWARDS:
+            elsewhere = [pool.submit(verify, *call).result(timeout=20) for call in calls]
+            assert elsewhere == [verify(*call) for call in calls]
+    assert number_match("", "1/2", "0.5") == 1
