@@ -61,7 +61,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiment": BASE | {"record"},
     "sim": {"config", "types", "metrics", "schedule", "reshard.plan", "reshard.memory"}
     | {"dock.traffic"},
-    "viz": {"metrics", "trace"},  # units, intervals; test_import.py: neither torch nor ray
+    "viz": {
+        "checks",
+        "metrics",
+        "trace",
+    },  # units, intervals; test_import.py: neither torch nor ray
 }
 
 BIG = {"ray", "vllm", "vllm_ascend", "megatron", "torch_npu", "mindspeed"}
