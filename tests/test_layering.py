@@ -14,12 +14,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlkit"
 
-# batch, with the modules it is split into: rows, columns, store, planning, functions, checks,
-# html.
+# batch, with the modules it is split into, and what functions that travel need.
 BASE = {
     "types",
     "algo",
     "batch",
+    "table",
     "checks",
     "columns",
     "html",
