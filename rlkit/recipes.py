@@ -11,7 +11,9 @@ from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
 from rlkit.reshard import Resharder
+from rlkit.rewards import reward_metrics
 from rlkit.tasks import Task, evaluate, score
+from rlkit.types import RewardFn
 from rlkit.workers import ActorWorker, ReferenceWorker, RolloutWorker
 
 
@@ -56,11 +58,14 @@ def grpo(
     *,
     on_step: Callable[[MetricLog], None] | None = None,
     checkpoint: Checkpointer | None = None,
+    reward_fn: RewardFn | None = None,
 ) -> MetricLog:
     """GRPO (Shao et al., 2024).
 
     The loop of notebook 01 on an open cluster. ``on_step(log)`` runs after each step. With a
-    ``checkpoint`` it saves itself, and goes on from the newest one in there.
+    ``checkpoint`` it saves itself, and goes on from the newest one in there. ``reward_fn``, perhaps
+    of ``rk.rewards.combine``, rewards training; evaluation is the task's own verifier, and so is
+    training without it.
     """
     config = config or GRPOConfig()
 
@@ -86,7 +91,7 @@ def grpo(
     log.start()
     for step in range(first, config.steps):
         batch = rollout.generate(next(prompts), n=config.n, temperature=config.temperature)
-        batch["rewards"] = score(task.verify, batch)
+        batch["rewards"] = score(reward_fn or task.verify, batch)
         batch["old_logprobs"] = actor.compute_logprobs(batch)
         batch["ref_logprobs"] = reference.compute_logprobs(batch)
         advantages = group_relative(batch["rewards"], batch["group_ids"])
@@ -95,7 +100,7 @@ def grpo(
         resharder.reshard()
         if config.eval_every and (step + 1) % config.eval_every == 0:
             metrics |= evaluate(rollout, held_out, task.verify)
-        log.add(step, metrics, reward=batch["rewards"].mean())
+        log.add(step, metrics | reward_metrics(batch))
         due = (step + 1) % config.save_every == 0 or step + 1 == config.steps
         if checkpoint is not None and due:
             more = {"held_out": held_out}  # the counts of its samples go on

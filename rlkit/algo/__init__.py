@@ -19,6 +19,7 @@ from rlkit.algo.logprobs import entropy_from_logits, logprobs_from_logits, next_
 from rlkit.algo.losses import clipped_policy_loss
 from rlkit.algo.masking import masked_sum, response_mask
 from rlkit.algo.rewards import (
+    THINK_ANSWER,
     boxed_match,
     exact_match,
     format_reward,
@@ -28,6 +29,7 @@ from rlkit.algo.rewards import (
 )
 
 __all__ = [
+    "THINK_ANSWER",
     "GroupStatistics",
     "boxed_match",
     "clipped_policy_loss",
