@@ -6,16 +6,19 @@ from rlkit.viz.memory import plot_memory
 from rlkit.viz.phases import plot_phases
 from rlkit.viz.style import PHASE_COLOURS, ROLE_COLOURS, use_style
 from rlkit.viz.timeline import plot_timeline
+from rlkit.viz.tokens import TokenView, show_tokens
 
 __all__ = [
     "PHASE_COLOURS",
     "ROLE_COLOURS",
     "Dashboard",
+    "TokenView",
     "plot_memory",
     "plot_metric",
     "plot_phases",
     "plot_reward",
     "plot_throughput",
     "plot_timeline",
+    "show_tokens",
     "use_style",
 ]
