@@ -15,8 +15,10 @@ import cloudpickle
 def main(connection: Connection) -> None:
     """Load the function, say so, and answer until the other side closes."""
     payload, memory_gib = connection.recv()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]  # may be lowered, not raised
     memory_bytes = math.ceil(memory_gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    if hard == resource.RLIM_INFINITY or memory_bytes < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     found: list[Any] = []
     connection.send(answer(lambda: found.append(cloudpickle.loads(payload))))

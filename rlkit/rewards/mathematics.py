@@ -25,5 +25,7 @@ def equal(prompt: str, response: str, answer: str) -> float:
     return float(verify(gold, found, timeout_seconds=None))
 
 
-math_verify = Killable(equal, timeout_s=2.0, warm_up=("", r"$\frac{1}{2}$ or 2", "0.5"))
+# sympy loads its parts when they are first needed, up to 0.3 s each: before the first response.
+_WARM_UP = ("", r"$\frac{1}{2}(x+1)^2$", r"$\frac{x^2+2x+1}{2}$")
+math_verify = Killable(equal, timeout_s=2.0, warm_up=_WARM_UP)
 """``equal`` from any thread: a hang ends after 2 s as ``Verdict(nan, "timeout")``."""

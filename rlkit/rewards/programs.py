@@ -34,7 +34,7 @@ class Limits:
     """Size of each file that it writes, stdout and stderr included; its folder holds 8 times as
     much."""
     num_processes: int = 8
-    """Processes and threads at a time, its own included."""
+    """Processes and threads at a time, its own included; without namespaces, of this user."""
     hide: tuple[str, ...] = ()
     """Folders that look empty to it, one with the answers for instance; needs mount namespaces."""
 
@@ -92,15 +92,16 @@ def run_tests(code: str, tests: Sequence[Test], *, limits: Limits | None = None)
     processes, an empty environment, a folder that is removed, and bounded output; when it ends, all
     that it started is killed. What a test expects never enters those processes. Where Linux allows
     namespaces (``isolation()`` says), it has no network, sees no other process, and finds every
-    folder but its own read-only; as root, the program runs as another user.
+    folder but its own read-only. Started by root it runs as another user, who may read what root
+    may only if this Python lies in a folder of root's alone.
 
-    An end to accidents, not a security boundary. It does not protect from: reading what this user
-    may read (all but ``limits.hide``), and what it holds in memory where /proc can't be mounted
-    anew; faults of the kernel; a program that knows the tests' answers; ``then`` being replaced by
-    the program. Without namespaces also not from: the network; writing and deleting what this user
-    may; killing this user's processes, this one included; processes
-    without number until the time is up, if root; one that leaves its session after killing those
-    above it. Memory is limited for each process, not for all of them.
+    An end to accidents, not a security boundary. It does not protect from: reading the files that
+    this user may read, but for ``limits.hide``; faults of the kernel; a program that knows the
+    tests' answers, or replaces what ``then`` calls; memory used by several processes together. What
+    ``isolation()`` says False to it does not protect from, either: without namespaces, neither from
+    the network, nor, unless started by root, from writing or deleting this user's files and killing
+    this user's processes, this one included, nor from a process that leaves its session after
+    killing those above it.
     """
     limits, ran = limits or Limits(), []
     for test in tests:
@@ -127,12 +128,11 @@ def _run(code: str, test: Test, limits: Limits) -> Ran:
         out, err = (file.read(file_bytes).decode(errors="replace") for file in files[1:])
     if report is None:
         return Ran("error", out, err)
-    exit_code, ended = report.get("exit_code"), report.get("ended")
-    if ended == "timeout" or exit_code == -signal.SIGXCPU:
+    exit_code = report["exit_code"]
+    if exit_code is None or exit_code == -signal.SIGXCPU:
         return Ran("timeout", out, err)
     if exit_code != 0:
-        why = f"more than {limits.num_processes} {ended}" if ended else f"exit {exit_code}"
-        return Ran("error", out, f"{err}\nended: {why}".strip())
+        return Ran("error", out, f"{err}\nexit {exit_code}".strip())
     return Ran("passed" if _lines(out) == _lines(test.stdout) else "failed", out, err)
 
 
@@ -146,7 +146,6 @@ def _job(folder: str, fds: list[int], limits: Limits, file_bytes: int) -> dict[s
         "file_bytes": file_bytes,
         "num_processes": limits.num_processes,
         "hide": [os.path.abspath(place) for place in limits.hide],
-        # Of no other process, so that the limit on processes counts this program's alone.
         "user": 20_000 + random.SystemRandom().randrange(40_000),
     }
 
@@ -207,16 +206,23 @@ def parse_tests(answer: str) -> list[Test]:
 def isolation() -> dict[str, bool]:
     """What programs are kept from on this machine, as one in the sandbox finds it."""
     code = """
-import os, socket, tempfile
-print(os.getppid() == 1)
+import os, socket, tempfile, time
+def refused(call):
+    try:
+        call()
+    except OSError:
+        return True
+    return False
+def fork():
+    for _ in range(16):
+        if os.fork() == 0:
+            time.sleep(60)
+print(os.getppid() <= 1)
 print(all(name == "lo" for _, name in socket.if_nameindex()))
-try:
-    os.unlink(tempfile.mkstemp(dir="/tmp")[1])
-    print(False)
-except OSError:
-    print(True)
+print(refused(lambda: os.unlink(tempfile.mkstemp(dir="/tmp")[1])))
+print(refused(fork), flush=True)
 """
-    names = ("other processes", "network", "writing elsewhere")
+    names = ("other processes", "network", "writing elsewhere", "processes without number")
     found = _run(code, Test(stdout=""), Limits(timeout_s=30))
     lines = found.stdout.split() or ["False"] * len(names)
     return {name: line == "True" for name, line in zip(names, lines, strict=True)}

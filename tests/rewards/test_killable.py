@@ -1,10 +1,13 @@
 """Reward functions that hang, die or fail, and what is left of them."""
 
+import contextlib
 import logging
 import math
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +31,17 @@ def closed(nothing_left_running):
 def children() -> list[psutil.Process]:
     found = psutil.Process().children(recursive=True)
     return [p for p in found if "rlkit.rewards.child" in p.cmdline()]
+
+
+def ended(pid: int) -> bool:
+    """Whether a process ends within 30 s."""
+    for _ in range(300):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.1)
+                continue
+        return True
+    return False
 
 
 def own_process(prompt, response, answer):
@@ -83,12 +97,26 @@ def test_what_the_function_started_ends_with_it(tmp_path):
 
     path = tmp_path / "pid"
     assert Killable(starts_another, timeout_s=2)("", str(path), "").outcome == "timeout"
-    pid = int(path.read_text())
-    for _ in range(100):
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"process {pid} outlived its verifier")
+    assert ended(int(path.read_text()))
+
+
+def test_a_hang_ends_with_the_process_that_waits_for_it(tmp_path):
+    code = f"""
+import os, time
+from rlkit.rewards import Killable
+def hangs(prompt, response, answer):
+    with open({str(tmp_path / "pid")!r}, "w") as file:
+        file.write(str(os.getpid()))
+    time.sleep(600)
+Killable(hangs, timeout_s=5)("", "", "")
+"""
+    waiting = subprocess.Popen([sys.executable, "-c", code])
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert waiting.poll() is None
+        time.sleep(0.05)
+    waiting.kill()
+    waiting.wait()
+    assert ended(int((tmp_path / "pid").read_text()))
 
 
 def test_the_same_from_any_thread():
@@ -131,7 +159,7 @@ def test_an_error_on_loading_says_what_it_was():
 
 
 def test_an_interrupt_leaves_no_answer_behind_for_the_next_call():
-    fn = Killable(lambda prompt, response, answer: time.sleep(2) or float(response), timeout_s=20)
+    fn = Killable(lambda prompt, response, answer: time.sleep(0.5) or float(response), timeout_s=20)
     fn("", "0", "")
 
     def interrupt(number, frame):

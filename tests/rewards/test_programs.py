@@ -2,8 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -14,9 +16,10 @@ from rlkit.rewards import Limits, Test, code_reward, isolation, programs, run_te
 
 Test.__test__ = False  # pytest would collect it
 
-SHORT = Limits(timeout_s=1.5)
-ISOLATED = all(isolation().values())
-needs_namespaces = pytest.mark.skipif(not ISOLATED, reason="namespaces are refused here")
+SHORT = Limits(timeout_s=0.5)  # of what runs out of time, or may
+LONG = Limits(timeout_s=60)  # for a loaded machine
+ISOLATION = isolation()
+needs_namespaces = pytest.mark.skipif(not ISOLATION["network"], reason="no namespaces here")
 
 
 @pytest.fixture(autouse=True)
@@ -26,18 +29,22 @@ def nothing_left(nothing_left_running):
     assert not [command for command in running if "sandbox.py" in " ".join(command)]
 
 
-def ran(code, stdout="", *, limits=None, **test):
+def ran(code, stdout="", *, limits=LONG, **test):
     return run_tests(code, [Test(stdout=stdout, **test)], limits=limits)[0]
 
 
-def gone(mark: Path) -> bool:
-    """Whether within 10 s no process has ``mark`` in its command line."""
-    for _ in range(100):
-        running = [p.info["cmdline"] or [] for p in psutil.process_iter(["cmdline"])]
-        if not any(str(mark) in " ".join(command) for command in running):
-            return True
-        time.sleep(0.1)
-    return False
+def running(mark: str) -> bool:
+    """Whether a process has ``mark`` in its command line."""
+    return any(mark in " ".join(p.info["cmdline"] or []) for p in psutil.process_iter(["cmdline"]))
+
+
+def within_20_s(condition) -> bool:
+    deadline_s = time.monotonic() + 20
+    while not condition():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 # ---- outcomes ----
@@ -75,7 +82,7 @@ def test_output_of_any_bytes_is_text():
 def test_the_reward_is_the_share_of_tests_passed():
     tests = [{"stdin": f"{n}", "stdout": f"{n * n}"} for n in (0, 1, 2, 3)]
     response = "So:\n```python\nx = 0\n```\nno:\n```python\nn = int(input())\nprint(n + n)\n```\n"
-    verdict = code_reward("", response, json.dumps(tests))
+    verdict = code_reward("", response, json.dumps(tests), limits=LONG)
     assert (verdict, verdict.outcome) == (0.5, "ok")  # 0 + 0 = 0 * 0 and 2 + 2 = 2 * 2
 
 
@@ -83,16 +90,17 @@ def test_the_reward_is_the_share_of_tests_passed():
     ("code", "outcome"), [("while True: pass", "timeout"), ("1 / 0", "error"), ("print(3)", "ok")]
 )
 def test_the_outcome_of_a_reward_tells_timeouts_and_errors_apart(code, outcome):
-    verdict = code_reward("", code, '[{"stdout": "3"}]', limits=SHORT)
+    limits = SHORT if outcome == "timeout" else LONG
+    verdict = code_reward("", code, '[{"stdout": "3"}]', limits=limits)
     assert (verdict, verdict.outcome) == (float(outcome == "ok"), outcome)
 
 
 def test_after_a_timeout_the_other_tests_are_not_run():
-    tests = [Test(stdout="")] * 50
+    tests = [Test(stdout="")] * 200
     start_s = time.monotonic()
     found = run_tests("while True: pass", tests, limits=SHORT)
-    assert [each.outcome for each in found] == ["timeout"] * 50
-    assert time.monotonic() - start_s < 40  # all of them take 75 s
+    assert [each.outcome for each in found] == ["timeout"] * 200
+    assert time.monotonic() - start_s < 60  # all of them take 100 s
 
 
 @pytest.mark.parametrize(
@@ -174,11 +182,17 @@ def test_a_billion_bytes_printed_whatever_happens_are_cut_off():
     assert len(ran(code).stderr) == 2**20
 
 
+def test_limits_above_those_of_this_process_are_cut_to_them():
+    code = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE)[1] <= 64)"
+    assert ran(code, "True", limits=Limits(timeout_s=60, num_processes=1 << 40)).outcome == "passed"
+
+
 def test_a_file_has_a_limit():
     found = ran("f = open('x', 'wb')\nfor _ in range(9): f.write(b'x' * 2**18)\nf.close()")
     assert "File too large" in found.stderr
 
 
+@pytest.mark.skipif(not ISOLATION["processes without number"], reason="forking has no limit here")
 def test_a_fork_bomb_ends():
     code = "import os\nwhile True:\n  try: os.fork(); os.setsid()\n  except OSError: pass"
     assert ran(code, limits=SHORT).outcome in ("timeout", "error")
@@ -189,12 +203,12 @@ def test_a_fork_bomb_ends():
 
 def test_killing_the_parent_brings_nothing_down():
     code = "import os\nos.kill(os.getppid(), 9)\nprint(3)"
-    assert ran(code, "3").outcome == "passed" if ISOLATED else "error"
+    assert ran(code, "3").outcome in ("passed", "error")  # ignored, refused, or it ends itself
     assert ran("print(3)", "3").outcome == "passed"
 
 
-@pytest.mark.parametrize("target", [0, -1])
-def test_killing_all_it_can_brings_nothing_else_down(target):
+@pytest.mark.parametrize("target", [0, pytest.param(-1, marks=needs_namespaces)])
+def test_killing_all_it_can_brings_nothing_else_down(target):  # -1 elsewhere: all of this user's
     found = ran(f"import os\nos.kill({target}, 9)\nimport time; time.sleep(9)", limits=SHORT)
     assert found.outcome in ("error", "timeout")
     assert ran("print(3)", "3").outcome == "passed"
@@ -210,8 +224,29 @@ if os.fork() == 0:
     os.execv(sys.executable, command)
 print(3)
 """
-    assert ran(code, "3").outcome == "passed"
-    assert gone(tmp_path)
+    # Without namespaces the limit counts all processes of this user.
+    assert ran(code, "3", limits=Limits(timeout_s=60, num_processes=100_000)).outcome == "passed"
+    assert within_20_s(lambda: not running(str(tmp_path)))
+
+
+def test_a_program_ends_with_the_process_that_waits_for_it():
+    code = """
+from rlkit.rewards import Limits, Test, run_tests
+program = "import os, sys; os.execv(sys.executable, ['python', '-c', {!r}, 'rlkit' + '-mark'])"
+program = program.format("import time; time.sleep(600)")
+run_tests(program, [Test(stdout="")], limits=Limits(timeout_s=120))
+"""
+    waiting = subprocess.Popen([sys.executable, "-c", code])
+    assert within_20_s(lambda: running("rlkit-mark"))
+    waiting.kill()
+    waiting.wait()
+    assert within_20_s(lambda: not running("rlkit-mark"))
+
+
+def test_programs_may_run_at_the_same_time():
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: ran(f"print({n})", f"{n}").outcome, range(12)))
+    assert found == ["passed"] * 12
 
 
 def test_the_folder_is_removed(tmp_path, monkeypatch):
@@ -253,7 +288,7 @@ def test_the_answer_file_can_be_hidden(tmp_path):
     answers.write_text("fortytwo")
     tmp_path.chmod(0o755)
     code = f"print(open({str(answers)!r}).read())"
-    found = ran(code, "fortytwo", limits=Limits(hide=(str(tmp_path),)))
+    found = ran(code, "fortytwo", limits=Limits(timeout_s=60, hide=(str(tmp_path),)))
     assert found.outcome == "error"
     assert "fortytwo" not in found.stdout
     assert answers.read_text() == "fortytwo"
@@ -316,8 +351,9 @@ def refused(tmp_path, monkeypatch):
     ],
 )
 def test_without_namespaces_limits_hold(refused, code, outcome):
-    assert not any(isolation().values())
-    assert ran(code, "3", limits=SHORT).outcome == outcome
+    assert not isolation()["network"]
+    limits = SHORT if outcome == "timeout" else LONG
+    assert ran(code, "3", limits=limits).outcome == outcome
 
 
 def test_without_namespaces_what_a_program_starts_ends_with_it(refused, tmp_path):
@@ -326,4 +362,4 @@ def test_without_namespaces_what_a_program_starts_ends_with_it(refused, tmp_path
 
 def test_without_namespaces_nothing_can_be_hidden_and_that_is_said(refused, tmp_path):
     with pytest.raises(RuntimeError, match="need mount namespaces, which are refused here"):
-        ran("print(3)", limits=Limits(hide=(str(tmp_path),)))
+        ran("print(3)", limits=Limits(timeout_s=60, hide=(str(tmp_path),)))
