@@ -1,15 +1,15 @@
 """Several rewards as one: their weighted sum, each part kept and logged apart."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.rewards.verdict import Verdict, outcome_of
+from rlkit.types import RewardFn
 
 if TYPE_CHECKING:
     from rlkit.batch import Batch
 
-RewardFn = Callable[[str, str, str], float]
 COUNTS = {"reward/num_timeouts": "timeout", "reward/num_errors": "error"}
 
 

@@ -27,5 +27,5 @@ def equal(prompt: str, response: str, answer: str) -> float:
 
 # sympy loads its parts when they are first needed, up to 0.3 s each: before the first response.
 _WARM_UP = ("", r"$\frac{1}{2}(x+1)^2$", r"$\frac{x^2+2x+1}{2}$")
-math_verify = Killable(equal, timeout_s=2.0, warm_up=_WARM_UP)
+math_verify = Killable(equal, timeout_s=2.0, memory_gib=2.0, warm_up=_WARM_UP)
 """``equal`` from any thread: a hang ends after 2 s as ``Verdict(nan, "timeout")``."""

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from rlkit.rewards.verdict import Verdict
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
 GRACE_S = 30.0  # beyond timeout_s, for two starts of Python on a loaded machine
-_FENCED = re.compile(r"^```[ \t]*(?:python|py)?[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +72,7 @@ def code_reward(
 ) -> Verdict:
     """The share of tests that the response's program passes, 0 to 1.
 
-    The program is the last block between ```` ``` ```` fences, or the whole response without one.
+    The program is the last block of Python between ```` ``` ```` fences, or the whole response.
     ``answer`` is a JSON list of tests, ``[{"stdin": "1 2", "stdout": "3"}, ...]`` or ``[{"then":
     "print(add(1, 2))", "stdout": "3"}]``. The outcome is timeout or error if a test ended so: the
     fault is the program's, so the test counts as failed, not as NaN.
@@ -117,7 +115,7 @@ def _run(code: str, test: Test, limits: Limits) -> Ran:
             f"{code}\n{test.then}\n", encoding="utf-8", errors="replace"
         )
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
-        files[0].write(test.stdin.encode())
+        files[0].write(test.stdin.encode(errors="replace"))
         files[0].seek(0)
         file_bytes = math.ceil(limits.file_mib * 2**20)
         report = _supervise(
@@ -181,9 +179,18 @@ def _lines(text: str) -> list[str]:
 
 
 def last_code_block(text: str) -> str:
-    """What stands between the last pair of ```` ``` ```` fences; all of it without a pair."""
-    blocks = _FENCED.findall(text)
-    return blocks[-1] if blocks else text
+    """The last block of Python between ```` ``` ```` fences; all of the text if there is none."""
+    found, block, language = text, [], None  # language: of the block that is open
+    for line in text.split("\n"):
+        fence = line.startswith("```")
+        if language is None and fence:
+            block, language = [], line[3:].strip().lower()
+        elif fence and line.strip() == "```":
+            found = "\n".join([*block, ""]) if language in ("", "python", "py") else found
+            language = None
+        elif language is not None:
+            block.append(line)
+    return found
 
 
 def parse_tests(answer: str) -> list[Test]:

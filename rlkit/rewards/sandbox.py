@@ -1,8 +1,9 @@
-"""Runs one program under limits: a script of the standard library, started by ``programs.py``.
+"""Runs one program under limits, on Linux: a script of the standard library alone.
 
-Three processes: this one; the ``init``, which starts the program and ends all that it started; the
-program. Where the kernel allows it, init is the first process of namespaces of its own: the program
-then sees no other process and no network, and every folder but its own is read-only.
+``programs.py`` starts it. Three processes: this one; the ``init``, which starts the program and
+ends all that it started; the program. Where the kernel allows it, init is the first process of
+namespaces of its own: the program then sees no other process and no network, and every folder but
+its own is read-only.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ def python_is_for_all() -> bool:
 
 def can_switch_user(reads_all: bool) -> bool:
     """Whether this process can become another user, one who may read all files if need be."""
-    if os.getuid() != 0 or not hasattr(LIBC, "prctl"):
+    if os.getuid() != 0:
         return False
     lines = Path("/proc/self/uid_map").read_text().splitlines()
     many_users = sum(int(line.split()[2]) for line in lines) >= 65_536  # not a container's root
@@ -70,8 +71,6 @@ def can_switch_user(reads_all: bool) -> bool:
 def isolate(job: dict[str, Any]) -> bool:
     """Give the children of this process namespaces of their own; False if that is refused."""
     flags = NEW_MOUNTS | NEW_IPC | NEW_PIDS | NEW_NET
-    if not hasattr(LIBC, "unshare"):
-        return False
     if job["user"] is not None:
         return LIBC.unshare(flags) == 0
     uid, gid = os.getuid(), os.getgid()

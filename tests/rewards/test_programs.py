@@ -111,11 +111,18 @@ def test_after_a_timeout_the_other_tests_are_not_run():
         ("```\nx\n```\n```py\ny\n```", "y\n"),
         ("```python\nnever closed", "```python\nnever closed"),
         ("``` python\n``` in text\n```\n", "``` in text\n"),
+        ("```json\n{}\n```\nso\n```python\nx\n```", "x\n"),
+        ("```python\nx\n```\nprints\n```text\n3\n```", "x\n"),
+        ("```python\nx\n```\n```python\ncut off", "x\n"),
         ("", ""),
     ],
 )
 def test_the_program_is_the_last_block(text, code):
     assert programs.last_code_block(text) == code
+
+
+def test_a_flood_of_fences_is_read_in_linear_time():
+    assert programs.last_code_block("```python\n" * 200_000 + "```") == "```python\n" * 199_999
 
 
 @given(st.text(alphabet="ab`\n ", max_size=60))
