@@ -11,8 +11,9 @@ from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
 from rlkit.reshard import Resharder
+from rlkit.rewards import reward_metrics
 from rlkit.tasks import Task, evaluate, score
-from rlkit.types import LossFn
+from rlkit.types import LossFn, RewardFn
 from rlkit.workers import ActorWorker, ReferenceWorker, RolloutWorker
 
 
@@ -76,13 +77,16 @@ def grpo(
     *,
     on_step: Callable[[MetricLog], None] | None = None,
     checkpoint: Checkpointer | None = None,
+    reward_fn: RewardFn | None = None,
     **wrong: Any,
 ) -> Run:
     """GRPO (Shao et al., 2024): the trained actor, and the log.
 
     The loop of notebook 01 on an open cluster. ``on_step(log)`` runs after each step. With a
-    ``checkpoint`` it saves itself, and goes on from the newest one in there. Numbers such as
-    ``steps`` are in ``config``; others by keyword are an error.
+    ``checkpoint`` it saves itself, and goes on from the newest one in there. ``reward_fn``, perhaps
+    of ``rk.rewards.combine``, rewards training; evaluation is the task's own verifier, and so is
+    training without it. Numbers such as ``steps`` are in ``config``; others by keyword are an
+    error.
     """
     _check_config("grpo", GRPOConfig, config, wrong)
     config = config or GRPOConfig()
@@ -102,7 +106,7 @@ def grpo(
     log.start()
     for step in range(first, config.steps):
         batch = rollout.generate(next(prompts), n=config.n, temperature=config.temperature)
-        batch["rewards"] = score(task.verify, batch)
+        batch["rewards"] = score(reward_fn or task.verify, batch)
         batch["old_logprobs"] = actor.compute_logprobs(batch)
         batch["ref_logprobs"] = reference.compute_logprobs(batch)
         rewards, group_ids = batch["rewards"], batch["group_ids"]
@@ -113,7 +117,7 @@ def grpo(
         resharder.reshard()
         if config.eval_every and (step + 1) % config.eval_every == 0:
             metrics |= evaluate(rollout, held_out, task.verify)
-        log.add(step, metrics, reward=rewards.mean())
+        log.add(step, metrics | reward_metrics(batch))
         due = (step + 1) % config.save_every == 0 or step + 1 == config.steps
         if checkpoint is not None and due:
             checkpoint.save(step, workers={"actor": actor}, prompts=prompts, log=log)

@@ -31,7 +31,7 @@ BASE = {
     "shield",
 }
 BASE |= {"config", "device", "metrics", "trace"}
-DATA = BASE | {"models", "tasks"}
+DATA = BASE | {"models", "rewards", "tasks"}
 COMPUTE = DATA | {"engines", "backends"}
 RESHARD = {"reshard", "reshard.plan", "reshard.memory"}
 DOCK = {"dock", "dock.traffic"}
@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters": BASE,
     "algo": {"types"},  # pure functions on tensors
     "models": DATA,
+    "rewards": BASE,
     "tasks": DATA,
     "engines": COMPUTE,
     "backends": COMPUTE,
