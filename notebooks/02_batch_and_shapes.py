@@ -54,6 +54,8 @@ names = ["response_ids", "response_mask", "rollout_logprobs", "token_version"]
 # ## Rows have their own lengths
 #
 # The store holds unpadded rows; `batch["x"]` pads on access with zeros. Lengths are known without fetching anything.
+# A group id is the task and the prompt's number in one integer, a uid the group and the sample's number, so both are long;
+# `group_ids % 2**32` counts the prompts.
 
 # %%
 assert batch["response_ids"].shape[1] == batch.lengths("response_ids").max()

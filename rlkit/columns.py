@@ -12,7 +12,7 @@ from rlkit.functions import round_trip
 from rlkit.rows import Rows
 
 if TYPE_CHECKING:
-    from rlkit.batch import Batch
+    from rlkit.table import ColumnTable
 
 _TASK, _GENERATE = "a task", "rollout.generate"
 WRITTEN_BY = {
@@ -67,7 +67,7 @@ class Applied:
     def __init__(self, fn: Callable[..., Any], names: Sequence[str], whole_groups: bool) -> None:
         self.fn, self.names, self.whole_groups = fn, tuple(names), whole_groups
 
-    def __call__(self, batch: "Batch") -> Rows:
+    def __call__(self, batch: "ColumnTable") -> Rows:
         """What the function returns on ``batch``, as rows."""
         result = round_trip(self.fn)(*(batch[name] for name in self.names))
         result = result.detach() if isinstance(result, Tensor) else result
@@ -75,7 +75,7 @@ class Applied:
         return _as_rows_of(batch, getattr(self.fn, "__name__", "apply"), result)
 
 
-def bound_rows(batch: "Batch", name: str, values: Any) -> Rows:
+def bound_rows(batch: "ColumnTable", name: str, values: Any) -> Rows:
     """Rows of a value bound to ``name``, checked.
 
     [B, T] tensors lose the padding beyond each row's length.
@@ -93,7 +93,7 @@ def token_axis(name: str) -> str:
     return "prompt_ids" if name.startswith("prompt_") else "response_ids"
 
 
-def check_lengths(batch: "Batch", name: str, lengths: np.ndarray) -> None:
+def check_lengths(batch: "ColumnTable", name: str, lengths: np.ndarray) -> None:
     """ValueError if ragged rows [B] are not as long as the ids they speak of; ids are free."""
     axis = token_axis(name)
     if name.endswith("_ids") or axis not in batch.columns:
@@ -120,7 +120,7 @@ def check_mask(name: str, values: Tensor | list[Any]) -> None:
         )
 
 
-def _as_rows_of(batch: "Batch", name: str, values: Any) -> Rows:
+def _as_rows_of(batch: "ColumnTable", name: str, values: Any) -> Rows:
     """One row of ``values`` for each row of the batch."""
     values = from_numpy(values)
     if not isinstance(values, Tensor):

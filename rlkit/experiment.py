@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from rlkit.checks import did_you_mean
 from rlkit.record import RunRecord, commit
 
 __all__ = [
@@ -41,6 +42,7 @@ def read_config(folder: Path, known: dict[str, type]) -> dict[str, Any]:
     if unknown:
         raise ValueError(
             f"config.toml: got unknown tables {unknown}, need some of {sorted(known)}."
+            f"{did_you_mean(unknown[0], known)}"
         )
     return {name: from_dict(cls, tables.get(name, {})) for name, cls in known.items()}
 

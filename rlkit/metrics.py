@@ -23,6 +23,8 @@ class Metric:
 _ROWS = (
     ("step", "", "training step, counted from 0"),
     ("reward", "", "mean reward of the step's responses"),
+    ("reward/num_timeouts", "", "responses with a part of the reward that ran out of time"),
+    ("reward/num_errors", "", "responses with a part of the reward that ended in an error"),
     ("eval/accuracy", "", "share of held-out responses judged right"),
     ("response/length_mean_tokens", "tokens", "mean response length"),
     (

@@ -60,6 +60,12 @@ def generate(**options):
     generate_from(next(rk.tasks.reverse_digits().batches(size=2, steps=1)), **options)
 
 
+def frame():
+    log = rk.MetricLog()
+    log.add(0, reward=1.0)
+    return log.frame()
+
+
 def local():
     return rk.launch(backend="local")
 
@@ -257,6 +263,8 @@ TABLE = [
      "step: got 9 as a metric"),
     ("a metric that is a vector", lambda t: rk.MetricLog().add(0, reward=one), TypeError,
      "Reduce it first"),
+    ("a plot of a name nearly right", lambda t: rk.viz.plot_metric(frame(), "rewards"), ValueError,
+     "Did you mean 'reward'"),
     ("results without a unit", lambda t: experiment.check_results(rk.MetricLog().tidy()),
      ValueError, "are missing"),
 ]  # fmt: skip

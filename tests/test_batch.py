@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import rlkit.batch
 from rlkit.batch import MAX_SAMPLES, Batch
 from rlkit.rows import Rows
-from rlkit.store import LocalStore
+from rlkit.store import Column, LocalStore
 
 
 def ragged(*rows, dtype=torch.int64):
@@ -248,6 +248,14 @@ def test_what_has_a_value_a_token_is_not_expanded():
     for column in (batch.columns["response_ids"], spread, batch.columns["prompt"]):
         with pytest.raises(ValueError, match="need one number a response"):
             batch.expand(column)
+
+
+def test_a_column_that_is_still_computed_is_refused_when_it_is_there():
+    batch = four_rows()
+    parts = batch.columns["response_ids"].parts
+    batch["x"] = batch.expand(Column("late", batch.store, batch.uids, lambda: parts))
+    with pytest.raises(ValueError, match="expand: got column 'late' of ragged rows"):
+        batch["x"]
 
 
 # ---- errors ----

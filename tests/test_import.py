@@ -33,6 +33,10 @@ def test_drawing_needs_neither_torch_nor_ray():
     assert not {"torch", "ray"} & set(heavy_modules_after("import rlkit.viz"))
 
 
+def test_the_process_of_a_reward_needs_neither_torch_nor_ray():
+    assert not {"torch", "ray"} & set(heavy_modules_after("import rlkit.rewards"))
+
+
 def test_every_public_name_resolves():
     import rlkit
 

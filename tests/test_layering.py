@@ -14,12 +14,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlkit"
 
-# batch, with the modules it is split into: rows, columns, store, planning, functions, checks,
-# html.
+# batch, with the modules it is split into, and what functions that travel need.
 BASE = {
     "types",
     "algo",
     "batch",
+    "table",
     "checks",
     "columns",
     "html",
@@ -31,7 +31,7 @@ BASE = {
     "shield",
 }
 BASE |= {"config", "device", "metrics", "trace"}
-DATA = BASE | {"models", "tasks"}
+DATA = BASE | {"models", "rewards", "tasks"}
 COMPUTE = DATA | {"engines", "backends"}
 RESHARD = {"reshard", "reshard.plan", "reshard.memory"}
 DOCK = {"dock", "dock.traffic"}
@@ -44,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exporters": BASE,
     "algo": {"types"},  # pure functions on tensors
     "models": DATA,
+    "rewards": BASE,
     "tasks": DATA,
     "engines": COMPUTE,
     "backends": COMPUTE,
@@ -61,7 +62,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "experiment": BASE | {"record"},
     "sim": {"config", "types", "metrics", "schedule", "reshard.plan", "reshard.memory"}
     | {"dock.traffic"},
-    "viz": {"metrics", "trace"},  # units, intervals; test_import.py: neither torch nor ray
+    "viz": {
+        "checks",
+        "metrics",
+        "trace",
+    },  # units, intervals; test_import.py: neither torch nor ray
 }
 
 BIG = {"ray", "vllm", "vllm_ascend", "megatron", "torch_npu", "mindspeed"}

@@ -15,7 +15,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 FOLDER = sync_notebooks.NOTEBOOKS
 STEMS = sync_notebooks.stems(FOLDER)
-FIRST = {"00_check_setup", "01_quickstart_grpo", "02_batch_and_shapes"}
+FIRST = {"00_check_setup", "01_quickstart_grpo", "02_batch_and_shapes", "03_rewards"}
 BUDGET_S = 300  # for a run that takes 20 s on two idle cores
 
 each_notebook = pytest.mark.parametrize("stem", STEMS, ids=[stem.name for stem in STEMS])

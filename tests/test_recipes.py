@@ -131,6 +131,12 @@ def test_dapo_without_signal_stops_and_says_so():
         rk.recipes.dapo(rk.launch(backend="local"), rk.models.tiny(), task, config)
 
 
+def test_dapo_filters_by_the_verifier_and_trains_on_the_reward():
+    spread = lambda prompt, response, answer: float(zlib.crc32(response.encode()))
+    run = start("dapo", config={"steps": 1}, reward_fn=spread)
+    assert run.log.records[0]["sampling/accuracy"] <= 1 < run.log.records[0]["reward"]
+
+
 def test_ppo_without_kl_has_no_reference(cluster):
     run = start("ppo", cluster, config={"steps": 1, "kl_coef": 0.0})
     assert run.reference is None
@@ -143,6 +149,7 @@ def test_ppo_leaves_failed_rewards_out(cluster):
     config = PPOConfig(**SMALL | {"size": 8, "steps": 1, "eval_every": 0})
     run = rk.recipes.ppo(cluster, rk.models.tiny(), task, config)
     assert run.log.records[0]["reward"] == 1.0
+    assert run.log.records[0]["group/num_failed_rewards"] > 0
 
 
 @each_recipe

@@ -42,6 +42,7 @@ from rlkit.algo.losses import (
 from rlkit.algo.masking import masked_sum, response_mask
 from rlkit.algo.returns import gae, kl_penalised_rewards, last_token, moments, whiten
 from rlkit.algo.rewards import (
+    THINK_ANSWER,
     boxed_match,
     exact_match,
     format_reward,
@@ -51,6 +52,7 @@ from rlkit.algo.rewards import (
 )
 
 __all__ = [
+    "THINK_ANSWER",
     "GroupStatistics",
     "boxed_match",
     "cispo_loss",

@@ -19,12 +19,13 @@ _FRACTION = re.compile(  # not after a digit: 2\frac{1}{2} is a mixed number
     r"(?:(?<![0-9A-Za-z_])([-+−]))?(?<![0-9])\\[dt]?frac\{([-+]?[0-9]+)\}\{([0-9]+)\}"
 )
 _SLASH = r" \1\2/\3"
+_PERCENT = re.compile(r"\s?(?:\\?%|percent\b)")
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\{([^{}]*)\}")
 _SPACING = re.compile(r"\\[!,;: ]|\\left(?![a-z])|\\right(?![a-z])|\s|\\?[$%]")
 _INSIDE = r"(?:(?!</?(?:think|answer)>).)*"  # anything but one of the four tags
-_THINK_ANSWER = re.compile(
-    rf"\s*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>\s*", flags=re.DOTALL
-)
+THINK_ANSWER = rf"\s*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>\s*"
+"""The template of DeepSeek-R1-Zero (2501.12948, 2025): each tag once, in this order, any space
+between and around them."""
 
 
 def exact_match(prompt: str, response: str, answer: str) -> float:
@@ -32,19 +33,32 @@ def exact_match(prompt: str, response: str, answer: str) -> float:
     return float(response.strip() == answer.strip())
 
 
-def number_match(prompt: str, response: str, answer: str) -> float:
+def number_match(prompt: str, response: str, answer: str, *, tolerance: float = 0.0) -> float:
     r"""1 if the last number of the response equals the last number of the answer; else 0.
 
-    Exact, so 0.5 is 1/2 but 0.33 is not 1/3. Reads -3, 1,234.50, 2.5e3, 3/4 and \frac{3}{4};
-    currency, percent signs and units are passed over.
+    Exact by default, so 0.5 is 1/2 but 0.33 is not 1/3; ``tolerance`` is the largest difference
+    allowed, relative to the answer where that is above 1. Reads -3, 1,234.50, 2.5e3, 3/4 and
+    \frac{3}{4}; currency and units are passed over. 50% is 50%, 50 and 0.5.
     """
+    if not 0 <= tolerance < 1:
+        raise ValueError(
+            f"tolerance: got {tolerance}, need 0 <= tolerance < 1, such as 1e-3 for a thousandth."
+        )
     right = _last_number(answer)
     if right is None:
         raise ValueError(
             f"answer: got {answer[:80]!r}, need text with a number in it. "
             "Use exact_match or boxed_match for other answers."
         )
-    return float(_last_number(response) == right)
+    found = _last_number(response)
+    if found is None:
+        return 0.0
+    (value, percent), (need, percent_needed) = found, right
+    readings = [value]
+    if percent != percent_needed:
+        readings.append(value / 100 if percent else value * 100)
+    allowed = Fraction(tolerance) * max(1, abs(need))
+    return float(any(abs(each - need) <= allowed for each in readings))
 
 
 def boxed_match(prompt: str, response: str, answer: str) -> float:
@@ -61,13 +75,13 @@ def boxed_match(prompt: str, response: str, answer: str) -> float:
     return float(got == need or (number is not None and number == _number(need)))
 
 
-def format_reward(prompt: str, response: str, answer: str) -> float:
-    """1 if the response is <think>...</think><answer>...</answer> and nothing else; else 0.
+def format_reward(prompt: str, response: str, answer: str, *, pattern: str = THINK_ANSWER) -> float:
+    """1 if all of the response matches the regular expression; else 0. The answer is not judged.
 
-    Each tag once, in this order, with any space between and around them: the template of
-    DeepSeek-R1-Zero (2501.12948, 2025). The answer is not judged.
+    ``.`` matches line ends, too. Python's engine may take exponential time on nested repetition,
+    such as ``(a+)+b``: run such a pattern in an ``rk.rewards.Killable``.
     """
-    return float(_THINK_ANSWER.fullmatch(response) is not None)
+    return float(re.fullmatch(pattern, response, flags=re.DOTALL) is not None)
 
 
 def last_boxed(text: str) -> str | None:
@@ -114,13 +128,16 @@ def _number(text: str) -> Fraction | None:
     return None if match is None else _fraction(match.group())
 
 
-def _last_number(text: str) -> Fraction | None:
-    """The last number in a text, or None."""
+def _last_number(text: str) -> tuple[Fraction, bool] | None:
+    """The last number in a text, and whether a percent sign follows; or None."""
     text = text.replace("{,}", ",").replace("\\$", "").replace("$", "")
-    last = None
-    for match in _NUMBER.finditer(_FRACTION.sub(_SLASH, text)):
-        last = match.group()
-    return None if last is None else _fraction(last)
+    text, last = _FRACTION.sub(_SLASH, text), None
+    for match in _NUMBER.finditer(text):
+        last = match
+    number = None if last is None else _fraction(last.group())
+    if last is None or number is None:
+        return None
+    return number, _PERCENT.match(text, last.end()) is not None
 
 
 def _fraction(number: str) -> Fraction | None:

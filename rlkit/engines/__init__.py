@@ -1,5 +1,6 @@
 """Engines: they generate."""
 
-from rlkit.engines.torch_engine import Request, Response, TorchEngine
+from rlkit.engines.requests import Request, Response
+from rlkit.engines.torch_engine import TorchEngine
 
 __all__ = ["Request", "Response", "TorchEngine"]

@@ -4,45 +4,19 @@ once.
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlkit.checks import whole
-from rlkit.config import SamplingParams
 from rlkit.engines.kv_cache import Decode, KVCache, Prefill
+from rlkit.engines.requests import Request, Response, Row
 from rlkit.engines.sampling import noise, sample
 from rlkit.models.attention import positions
 from rlkit.models.decoder import Decoder
 from rlkit.models.pretrained import Pretrained, load_weights
 from rlkit.shield import shield
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One prompt and the uids of the responses wanted for it."""
-
-    prompt_ids: Sequence[int]
-    uids: Sequence[int]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-
-
-@dataclass(frozen=True, slots=True)
-class Response:
-    """One finished response of L tokens."""
-
-    uid: int
-    token_ids: Tensor
-    """[L] int64."""
-    logprobs: Tensor
-    """[L] fp32, of each token when it was sampled, at the sampling temperature."""
-    token_version: Tensor
-    """[L] int64: the policy version that sampled each token."""
-    finish_reason: str
-    """stop, length or abort."""
-    temperature: float
 
 
 class TorchEngine:
@@ -68,7 +42,7 @@ class TorchEngine:
         longest = model.spec.max_positions
         self.max_len = longest if max_len is None else min(whole("max_len", max_len), longest)
         self.waiting: deque[Request] = deque()
-        self.rows: list[_Row] = []  # row i sits in slot i
+        self.rows: list[Row] = []  # row i sits in slot i
         self.cache: KVCache | None = None
         self.paused = self.asleep = False
 
@@ -185,7 +159,7 @@ class TorchEngine:
             admitted.append(request)
             draws = noise(self.seed, np.asarray(request.uids), request.sampling.max_new_tokens)
             self.rows += [
-                _Row(uid, request.sampling, draw)
+                Row(uid, request.sampling, draw)
                 for uid, draw in zip(request.uids, draws, strict=True)
             ]
         return admitted
@@ -296,36 +270,3 @@ class TorchEngine:
 def _grown(size: int, needed: int, *, most: int) -> int:
     """``size`` if it is enough, else at least twice it, so that growing costs little in all."""
     return size if needed <= size else min(most, max(needed, 2 * size))
-
-
-class _Row:
-    """A running response."""
-
-    __slots__ = ("draws", "logprobs", "sampling", "tokens", "uid", "versions")
-
-    def __init__(self, uid: int, sampling: SamplingParams, draws: np.ndarray) -> None:
-        self.uid, self.sampling, self.draws = int(uid), sampling, draws
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
-
-    @property
-    def last(self) -> int:
-        return self.tokens[-1]
-
-    @property
-    def finish_reason(self) -> str:
-        if self.tokens[-1] in self.sampling.stop_token_ids:
-            return "stop"
-        return "length" if len(self.tokens) == self.sampling.max_new_tokens else ""
-
-    @torch.inference_mode(False)  # its tensors may enter a gradient
-    def response(self, reason: str) -> Response:
-        return Response(
-            uid=self.uid,
-            token_ids=torch.tensor(self.tokens, dtype=torch.int64),
-            logprobs=torch.tensor(self.logprobs, dtype=torch.float32),
-            token_version=torch.tensor(self.versions, dtype=torch.int64),
-            finish_reason=reason,
-            temperature=self.sampling.temperature,
-        )

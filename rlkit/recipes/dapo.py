@@ -13,6 +13,7 @@ from rlkit.models import Pretrained
 from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
 from rlkit.reshard import Resharder
 from rlkit.tasks import Task, fill_groups, score
+from rlkit.types import RewardFn
 from rlkit.workers import ActorWorker, RolloutWorker
 
 
@@ -36,6 +37,7 @@ def dapo(
     *,
     on_step: OnStep | None = None,
     checkpoint: Checkpointer | None = None,
+    reward_fn: RewardFn | None = None,
     **wrong: Any,
 ) -> Run:
     """DAPO (2503.14476, 2025): the trained actor, and the log; arguments as those of ``grpo``.
@@ -57,6 +59,7 @@ def dapo(
     def sample(num_missing: int) -> Batch:  # a whole round: one for a single group costs as much
         batch = rollout.generate(next(loop.prompts), n=config.n, temperature=config.temperature)
         batch["accuracy"] = score(task.verify, batch)
+        batch["rewards"] = batch["accuracy"] if reward_fn is None else score(reward_fn, batch)
         batch["old_logprobs"] = actor.compute_logprobs(batch)  # now: surplus is trained later
         return batch
 
@@ -69,7 +72,7 @@ def dapo(
         )  # fmt: skip
         batch, surplus = filled.batch, filled.surplus
         batch["penalty"] = batch.apply(penalty, "response_mask")
-        batch["rewards"] = batch["accuracy"] + batch["penalty"]
+        batch["rewards"] = batch["rewards"] + batch["penalty"]
         advantages = group_relative(batch["rewards"], batch["group_ids"])
         batch["advantages"] = batch.expand(advantages)
         metrics = actor.update(batch, loss_fn=loss_fn, minibatches=config.minibatches)

@@ -11,7 +11,7 @@ from rlkit.models import Pretrained
 from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
 from rlkit.reshard import Resharder
 from rlkit.tasks import Task, score
-from rlkit.types import LossFn
+from rlkit.types import LossFn, RewardFn
 from rlkit.workers import ActorWorker, ReferenceWorker, RolloutWorker
 
 
@@ -31,13 +31,16 @@ def grpo(
     *,
     on_step: OnStep | None = None,
     checkpoint: Checkpointer | None = None,
+    reward_fn: RewardFn | None = None,
     **wrong: Any,
 ) -> Run:
     """GRPO (Shao et al., 2024): the trained actor, and the log.
 
     The loop of notebook 01 on an open cluster. ``on_step(log)`` runs after each step. With a
-    ``checkpoint`` it saves itself, and goes on from the newest one in there. Numbers such as
-    ``steps`` are in ``config``; others by keyword are an error.
+    ``checkpoint`` it saves itself, and goes on from the newest one in there. ``reward_fn``, perhaps
+    of ``rk.rewards.combine``, rewards training; evaluation is the task's own verifier, and so is
+    training without it. Numbers such as ``steps`` are in ``config``; others by keyword are an
+    error.
     """
     config = checked("grpo", GRPOConfig, config, wrong)
     loss_fn = _loss(config.clip_low, config.clip_high, config.kl_coef)
@@ -52,7 +55,7 @@ def grpo(
     loop = Loop(run, task, config, checkpoint=checkpoint, on_step=on_step)
     for step in range(loop.start().next_step, config.steps):
         batch = rollout.generate(next(loop.prompts), n=config.n, temperature=config.temperature)
-        batch["rewards"] = score(task.verify, batch)
+        batch["rewards"] = score(reward_fn or task.verify, batch)
         batch["old_logprobs"] = actor.compute_logprobs(batch)
         batch["ref_logprobs"] = reference.compute_logprobs(batch)
         rewards, group_ids = batch["rewards"], batch["group_ids"]

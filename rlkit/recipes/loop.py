@@ -9,6 +9,7 @@ from rlkit.checkpoint import Checkpointer, Restored
 from rlkit.checks import did_you_mean
 from rlkit.metrics import MetricLog, StepMetrics
 from rlkit.reshard import Resharder
+from rlkit.rewards import reward_metrics
 from rlkit.tasks import Task, evaluate
 
 Config = TypeVar("Config", bound="LoopConfig")
@@ -102,7 +103,7 @@ class Loop:
         metrics = metrics | {"response/length_mean_tokens": batch.lengths("response_ids").mean()}
         if config.eval_every and (step + 1) % config.eval_every == 0:
             metrics |= evaluate(run.rollout, self.held_out, self.task.verify)
-        run.log.add(step, metrics, reward=batch["rewards"].mean())
+        run.log.add(step, metrics | reward_metrics(batch))
         due = (step + 1) % config.save_every == 0 or step + 1 == config.steps
         if self.checkpoint is not None and due:
             batches = {} if carried is None else {"carried": carried}

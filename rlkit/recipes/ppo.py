@@ -24,6 +24,7 @@ from rlkit.models import Pretrained
 from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
 from rlkit.reshard import Resharder
 from rlkit.tasks import Task, score
+from rlkit.types import RewardFn
 from rlkit.workers import ActorWorker, CriticWorker, ReferenceWorker, RolloutWorker
 
 
@@ -55,6 +56,7 @@ def ppo(
     *,
     on_step: OnStep | None = None,
     checkpoint: Checkpointer | None = None,
+    reward_fn: RewardFn | None = None,
     **wrong: Any,
 ) -> Run:
     """PPO (1707.06347, 2017) with GAE: actor, critic and log; arguments as those of ``grpo``.
@@ -78,15 +80,15 @@ def ppo(
     loop = Loop(run, task, config, checkpoint=checkpoint, on_step=on_step)
     for step in range(loop.start().next_step, config.steps):
         batch = rollout.generate(next(loop.prompts), n=config.n, temperature=config.temperature)
-        batch["rewards"] = score(task.verify, batch)
-        batch = batch.select(batch["rewards"].isfinite())
-        batch["old_logprobs"] = actor.compute_logprobs(batch)
-        batch["values"] = critic.compute_values(batch)
+        batch["rewards"] = score(reward_fn or task.verify, batch)
+        judged = batch.select(batch["rewards"].isfinite())
+        judged["old_logprobs"] = actor.compute_logprobs(judged)
+        judged["values"] = critic.compute_values(judged)
         if reference is not None:
-            batch["ref_logprobs"] = reference.compute_logprobs(batch)
-        _estimate(batch, gamma=config.gamma, lam=config.lam, kl_coef=config.kl_coef)
-        metrics = critic.update(batch, loss_fn=value_loss, minibatches=config.minibatches)
-        metrics |= actor.update(batch, loss_fn=loss_fn, minibatches=config.minibatches)
+            judged["ref_logprobs"] = reference.compute_logprobs(judged)
+        _estimate(judged, gamma=config.gamma, lam=config.lam, kl_coef=config.kl_coef)
+        metrics = critic.update(judged, loss_fn=value_loss, minibatches=config.minibatches)
+        metrics |= actor.update(judged, loss_fn=loss_fn, minibatches=config.minibatches)
         resharder.reshard()
         loop.end_step(step, metrics, batch)
     return run

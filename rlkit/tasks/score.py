@@ -1,5 +1,8 @@
 """Rewards of a batch, and accuracy on held-out prompts."""
 
+import functools
+import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +10,12 @@ import torch
 
 from rlkit import trace
 from rlkit.batch import Batch
+from rlkit.rewards import Combined, Verdict
+from rlkit.rewards.combine import weighted_sum
+from rlkit.rewards.verdict import outcome_of
 from rlkit.store import Column
+
+logger = logging.getLogger("rlkit.tasks")
 
 
 def score(reward_fn: Callable[[str, str, str], float], batch: Batch) -> Column:
@@ -15,14 +23,48 @@ def score(reward_fn: Callable[[str, str, str], float], batch: Batch) -> Column:
     column [B] float32.
 
     An exception of the function is raised with a note of the row it failed on. NaN is allowed: it
-    takes its row out of the group.
+    takes its row out of the group. A reward of ``rk.rewards.combine`` also writes the columns
+    ``reward/<name>`` [B] of its parts, and ``outcomes`` [B].
     """
+    if isinstance(reward_fn, Combined):
+        return _score_parts(reward_fn, batch)
 
     def rewards(prompts: list[str], responses: list[str], answers: list[str]) -> torch.Tensor:
         return judge(reward_fn, prompts, responses, answers)
 
     rewards.__name__ = "score"
     return batch.apply(rewards, "prompt", "response", "answer")
+
+
+def _score_parts(combined: Combined, batch: Batch) -> Column:
+    """Judge once, then cut the rows of rewards [B][K] into columns, all beside the data."""
+    weights = list(combined.weights.values())
+    judged = functools.partial(_judge_parts, *combined.functions.values())
+    judged.__name__ = "score"  # pyright: ignore[reportAttributeAccessIssue]
+    scored = batch.select(range(len(batch)))
+    scored["parts"] = scored.apply(judged, "prompt", "response", "answer")
+    for k, name in enumerate(combined.weights):
+
+        def part(rows: list[list[float]], k: int = k) -> torch.Tensor:
+            return torch.tensor([row[k] for row in rows], dtype=torch.float32)
+
+        batch[f"reward/{name}"] = scored.apply(part, "parts")
+
+    def total(rows: list[list[float]]) -> torch.Tensor:
+        return torch.tensor([weighted_sum(row, weights) for row in rows], dtype=torch.float32)
+
+    def outcomes(rows: list[list[float]]) -> list[str]:
+        return [weighted_sum(row, weights).outcome for row in rows]
+
+    batch["outcomes"] = scored.apply(outcomes, "parts")
+    return scored.apply(total, "parts")
+
+
+def _judge_parts(*arguments: Any) -> list[list[float]]:
+    """Rewards [B][K] of K functions, followed by B prompts, B responses and B answers."""
+    *functions, prompts, responses, answers = arguments
+    parts = [_judgements(fn, prompts, responses, answers) for fn in functions]
+    return [list(row) for row in zip(*parts, strict=True)]
 
 
 def judge(
@@ -32,7 +74,17 @@ def judge(
     answers: list[str],
 ) -> torch.Tensor:
     """Rewards [B] float32 of B rows of text, one call a row."""
-    values = []
+    values = _judgements(reward_fn, prompts, responses, answers)
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _judgements(
+    reward_fn: Callable[[str, str, str], float],
+    prompts: list[str],
+    responses: list[str],
+    answers: list[str],
+) -> list[float]:
+    values: list[float] = []
     for i, row in enumerate(zip(prompts, responses, answers, strict=True)):
         try:
             value: Any = reward_fn(*row)
@@ -50,8 +102,11 @@ def judge(
                 f"reward function: got {type(value).__name__} on row {i}, need a float, one "
                 "number a response."
             )
-        values.append(float(value))
-    return torch.tensor(values, dtype=torch.float32)
+        values.append(value if isinstance(value, Verdict) else float(value))
+    failed = Counter(outcome for outcome in map(outcome_of, values) if outcome != "ok")
+    for outcome, count in failed.items():
+        logger.warning("score: %d of %d responses ended in %s", count, len(values), outcome)
+    return values
 
 
 def evaluate(

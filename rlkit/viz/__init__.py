@@ -7,11 +7,13 @@ from rlkit.viz.memory import plot_memory
 from rlkit.viz.phases import plot_phases
 from rlkit.viz.style import PHASE_COLOURS, ROLE_COLOURS, use_style
 from rlkit.viz.timeline import plot_timeline
+from rlkit.viz.tokens import TokenView, show_tokens
 
 __all__ = [
     "PHASE_COLOURS",
     "ROLE_COLOURS",
     "Dashboard",
+    "TokenView",
     "loss_summary",
     "plot_losses",
     "plot_memory",
@@ -20,5 +22,6 @@ __all__ = [
     "plot_reward",
     "plot_throughput",
     "plot_timeline",
+    "show_tokens",
     "use_style",
 ]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import contextlib
-import io
 import logging
 import shutil
 import sys
@@ -18,12 +16,9 @@ from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from rlkit.viz.curves import plot_reward
-from rlkit.viz.frames import has_values
+from rlkit.viz.kernel import after_cells, html_widget, picture
 from rlkit.viz.page import error_html, page_html
-from rlkit.viz.style import FIGURE_SIZE_IN
 from rlkit.viz.summary import Summary, summarise, terminal_line
 
 logger = logging.getLogger("rlkit.viz")
@@ -91,7 +86,7 @@ class Dashboard:
         call_later: Callable[[float, Callable[[], None]], Cancellable] = call_in_thread,
     ) -> None:
         _check(log, total_steps, interval_s)
-        self.widget = None if stream is not None else _html_widget()
+        self.widget = None if stream is not None else html_widget()
         self._log, self._total_steps = log, total_steps
         self._stream = stream if stream is not None else sys.stderr
         self._overwrites = self._stream.isatty()
@@ -123,7 +118,7 @@ class Dashboard:
         self._stop_listening()
         self._draw(last=True)
         if self._published:
-            _after_cells(self._on_cell_end, call=False)
+            after_cells(self._on_cell_end, call=False)
             self._publish()
 
     def __enter__(self) -> Dashboard:
@@ -157,7 +152,7 @@ class Dashboard:
         self._published = self._page
         display(self._repr_mimebundle_(), raw=True, display_id=self._display_id)
         if not self._closed:
-            _after_cells(self._on_cell_end, call=True)
+            after_cells(self._on_cell_end, call=True)
 
     def _on_cell_end(self, result: object) -> None:
         if self._changed:
@@ -221,7 +216,7 @@ class Dashboard:
             self._page = page_html(frame, self._summary)
             self.widget.value = self._page
             if last:
-                self._picture = _picture(frame)
+                self._picture = picture(frame)
         elif not frame.empty:
             self._write(terminal_line(self._summary), last=last)
 
@@ -264,44 +259,6 @@ def _check(log: object, total_steps: int | None, interval_s: float) -> None:
             f"interval_s: got {interval_s!r}, need {MIN_INTERVAL_S} s or more, or the browser "
             "falls behind. 0.5 is smooth enough."
         )
-
-
-def _shell() -> Any:
-    """IPython's shell, or None."""
-    ipython = sys.modules.get("IPython")  # a kernel has imported it
-    return ipython.get_ipython() if ipython is not None else None
-
-
-def _after_cells(callback: Callable[[object], None], *, call: bool) -> None:
-    """Have IPython call back at the end of each cell, or no more."""
-    events = getattr(_shell(), "events", None)
-    if events is not None and call:
-        events.register("post_run_cell", callback)
-    elif events is not None and callback in events.callbacks["post_run_cell"]:
-        events.unregister("post_run_cell", callback)
-
-
-def _picture(frame: pd.DataFrame) -> dict[str, object]:
-    """The reward curve as PNG, for what shows no HTML, or not its SVG."""
-    if not has_values(frame, "reward"):
-        return {}
-    figure, png = Figure(figsize=FIGURE_SIZE_IN, layout="constrained"), io.BytesIO()
-    plot_reward(frame, ax=figure.subplots())
-    figure.savefig(png, format="png")
-    return {"image/png": base64.b64encode(png.getvalue()).decode()}
-
-
-def _html_widget() -> Any:
-    """An empty HTML widget in a Jupyter kernel that has ipywidgets; elsewhere None."""
-    shell = _shell()
-    if getattr(shell, "kernel", None) is None:
-        return None
-    try:
-        import ipywidgets
-    except ImportError:
-        logger.info("ipywidgets is not installed: the dashboard writes lines instead")
-        return None
-    return ipywidgets.HTML()
 
 
 @atexit.register

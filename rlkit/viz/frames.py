@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from rlkit.checks import did_you_mean
+
 Frames = pd.DataFrame | Mapping[str, pd.DataFrame]
 
 
@@ -43,6 +45,7 @@ def need_column(frame: pd.DataFrame, name: str, advice: str = "") -> None:
         raise ValueError(
             f"frame: got columns {_listed(frame.columns)}, need {name!r}. "
             + (advice or f"Log it with log.add(step, {{{name!r}: ...}}).")
+            + did_you_mean(name, map(str, frame.columns))
         )
 
 

@@ -11,7 +11,8 @@ from rlkit.batch import Batch
 from rlkit.checks import whole
 from rlkit.columns import check_group_ids
 from rlkit.config import SamplingParams
-from rlkit.engines.torch_engine import Request, Response, TorchEngine
+from rlkit.engines.requests import Request, Response
+from rlkit.engines.torch_engine import TorchEngine
 from rlkit.models.pretrained import Pretrained
 from rlkit.reshard.plan import TensorFacts, facts_of
 from rlkit.rows import Rows

@@ -1,3 +1,4 @@
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -72,6 +73,55 @@ def test_number_match_refuses_other_numbers(response, answer):
     assert number_match("", response, answer) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        ("50%", "50%", 1),
+        ("50%", "0.5", 1),
+        (r"50\%", "1/2", 1),
+        ("50 percent", "0.5", 1),
+        ("0.5", "50%", 1),
+        ("50", "50%", 1),
+        ("5000%", "50%", 0),
+        ("0.5%", "50%", 0),
+        ("0.5%", "0.005", 1),
+        ("50", "0.5", 0),
+    ],
+)
+def test_percent_is_a_unit_or_a_hundredth_of_a_number_without(response, answer, reward):
+    assert number_match("", response, answer) == reward
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "tolerance", "reward"),
+    [
+        ("0.333", "1/3", 1e-3, 1),
+        ("0.333", "1/3", 1e-4, 0),
+        ("3.14", "3.14159", 1e-2, 1),
+        ("1001", "1000", 1e-3, 1),  # of numbers above 1 the tolerance is relative
+        ("1001", "1000", 9e-4, 0),
+        ("0.0011", "0.001", 1e-3, 1),
+        ("33.3%", "1/3", 1e-3, 1),
+    ],
+)
+def test_tolerance_is_the_largest_difference_allowed(response, answer, tolerance, reward):
+    assert number_match("", response, answer, tolerance=tolerance) == reward
+
+
+@pytest.mark.parametrize("tolerance", [-0.1, 1.0, float("nan")])
+def test_a_tolerance_is_below_one(tolerance):
+    with pytest.raises(ValueError, match=r"need 0 <= tolerance < 1"):
+        number_match("", "1", "1", tolerance=tolerance)
+
+
+@settings(deadline=None)
+@given(st.integers(-999, 999), st.integers(-999, 999), st.floats(0, 0.49))
+def test_a_larger_tolerance_never_refuses_what_a_smaller_one_took(number, answer, tolerance):
+    row = ("", f"{number}", f"{answer}")
+    rewards = [number_match(*row, tolerance=t) for t in (0.0, tolerance, 2 * tolerance)]
+    assert rewards == sorted(rewards)
+
+
 def test_number_match_without_a_number_in_the_answer_is_an_error():
     with pytest.raises(ValueError, match=r"answer: got 'blue', need text with a number"):
         number_match("", "7", "blue")
@@ -138,6 +188,18 @@ def test_last_boxed_balances_inner_braces():
 )
 def test_format_reward_wants_each_tag_once_in_order(response, reward):
     assert format_reward("", response, "9") == reward
+
+
+def test_format_reward_takes_any_pattern_and_wants_all_of_the_response():
+    pattern = r"Answer: \d+\n.*"
+    assert format_reward("", "Answer: 7\na\nb", "9", pattern=pattern) == 1
+    assert format_reward("", "So. Answer: 7\n", "9", pattern=pattern) == 0
+
+
+@given(st.text(max_size=40))
+def test_every_text_has_the_format_of_its_own_pattern(text):
+    assert format_reward("", text, "", pattern=re.escape(text)) == 1
+    assert format_reward("", text + "x", "", pattern=re.escape(text)) == 0
 
 
 @settings(deadline=None)

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from short_run import make_run, records_of, train, weights_of
+from short_run import make_run, make_task, records_of, train, weights_of
 
 import rlkit as rk
 
@@ -29,7 +29,8 @@ def local():
 
 def uids_of(first_step: int, num_steps: int) -> list[int]:
     """uids of a run that was never stopped: two prompts a step, three samples of each."""
-    groups = range(2 * first_step, 2 * (first_step + num_steps))
+    first = make_task().first_group_id() + 2 * first_step
+    groups = range(first, first + 2 * num_steps)
     return [(group << 16) + sample for group in groups for sample in range(3)]
 
 

@@ -7,7 +7,7 @@ from small_models import FAMILIES, as_batch, make_model, make_prompts
 
 import rlkit as rk
 from rlkit.engines import TorchEngine
-from rlkit.engines.torch_engine import Request
+from rlkit.engines.requests import Request
 
 EOS = 2
 
