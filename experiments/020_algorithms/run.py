@@ -42,9 +42,9 @@ def table(results: pd.DataFrame) -> str:
 def plot(results: pd.DataFrame, path: Path) -> None:
     """A panel an algorithm: mean of the seeds, and a band from the lowest to the highest."""
     rk.viz.use_style()
-    figure, axes = plt.subplots(3, 3, figsize=(9, 7), sharex=True, sharey=True)
-    panels = zip(axes.flat, wide(results).groupby("run", observed=True), strict=True)
-    for ax, (name, frame) in panels:
+    figure, axes = plt.subplots(3, 3, figsize=(9, 7), sharex=True, sharey=True, layout="tight")
+    by_run = wide(results).groupby("run", observed=True)
+    for ax, (name, frame) in zip(axes.flat, by_run, strict=True):
         thousands = frame.groupby("step")["thousands"].mean()
         accuracy = frame.groupby("step")["sampling/accuracy"]
         ax.fill_between(thousands, accuracy.min(), accuracy.max(), alpha=0.3, linewidth=0)
