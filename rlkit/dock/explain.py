@@ -30,8 +30,8 @@ def no_room(short: Shortage, uids: np.ndarray) -> TimeoutError:
     """The error of a ``put`` that waited for room."""
     return TimeoutError(
         f"put: no room for {rows(len(uids))} (uids {few(uids)}) within {short.waited_s:.1f} s: "
-        f"{rows(short.rows)} wait for stage {short.stage!r}; of them, {who(short.leased)}. Run that "
-        "stage, or give the dock a larger capacity."
+        f"{rows(short.rows)} wait for stage {short.stage!r}; of them, {who(short.leased)}. Run "
+        "that stage, or give the dock a larger capacity."
     )
 
 

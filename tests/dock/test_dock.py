@@ -16,6 +16,7 @@ from rlkit.dock import (
     TransferDock,
     samplers,
 )
+from rlkit.dock.transport import ledger_node
 from rlkit.rows import Rows
 
 FLOW = Graph(
@@ -474,6 +475,19 @@ def test_a_lease_with_rows_of_a_lost_node_is_void():
         dock.ack(lease)
     put_numbers(dock.at(node="b"), [1])
     assert len(dock.get("train", ["x"], 2)) == 2
+
+
+def test_leases_outlive_the_node_of_their_ledger():
+    dock, _ = make_dock(("a", "b"))
+    ledger = ledger_node("train", ("a", "b"))
+    put_numbers(dock.at(node="b" if ledger == "a" else "a"), range(3))
+    dock.ack(dock.get("train", ["x"], 1))
+    lease = dock.get("train", ["x"], 1)
+    dock.transport.lose(ledger)
+    assert dock.lost(ledger).tolist() == []
+    dock.transport.kill("train")
+    dock.ack(lease)
+    assert dock.get("train", ["x"], 1).uids.tolist() == [2]
 
 
 def test_rows_that_training_consumed_need_not_be_made_again():
