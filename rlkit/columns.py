@@ -177,7 +177,8 @@ def as_rows(name: str, values: Any) -> Rows:
             raise ValueError(f"{name}: got a 0-d tensor, need one value a row.")
         if values.ndim == 1:
             return Rows(values.clone())  # the writer may go on changing it
-        return Rows.from_padded(values, torch.full((len(values),), values.shape[1]))
+        lengths = torch.full((len(values),), values.shape[1])
+        return Rows(values.flatten(0, 1).clone(), lengths)  # no mask to select by: one copy
     return Rows.from_list(values)
 
 

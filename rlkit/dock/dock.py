@@ -1,0 +1,282 @@
+"""TransferDock: what a stage or a notebook sees of the dock; CentralDock, to compare with.
+
+Values go to the warehouse of the caller's node and from there straight to who asks for them;
+controllers hear and tell where they are.
+"""
+
+import copy
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from rlkit.batch import Batch
+from rlkit.checks import whole
+from rlkit.dock import inspector, recovery
+from rlkit.dock.explain import no_room, short_of
+from rlkit.dock.messages import Facts, Grant, Notice, Peers, Places, Request, Shortage
+from rlkit.dock.samplers import in_order
+from rlkit.dock.traffic import DRIVER, Traffic
+from rlkit.dock.transport import LocalTransport, Transport
+from rlkit.dock.values import assemble, meta_of, rows_of, uids_of
+
+logger = logging.getLogger("rlkit.dock")
+
+
+class Lease:
+    """Rows of one ``get``: ``batch`` has them; ``ack`` or ``nack`` answers for them."""
+
+    def __init__(self, grant: Grant, batch: Batch) -> None:
+        self.grant, self.batch = grant, batch
+
+    @property
+    def token(self) -> int:
+        """The fencing token: higher than that of every lease of this stage before."""
+        return self.grant.token
+
+    @property
+    def uids(self) -> np.ndarray:
+        """[N] int64."""
+        return self.batch.uids
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def __repr__(self) -> str:
+        grant = self.grant
+        return f"Lease({grant.token} of {grant.stage!r}: {len(self)} rows, held by {grant.holder})"
+
+
+class TransferDock:
+    """Rows of named columns on the nodes that made them, handed from stage to stage."""
+
+    def __init__(
+        self,
+        transport: Transport | None = None,
+        *,
+        node: str | None = None,
+        holder: str | None = None,
+        partition: str = "train",
+        timeout_s: float = 60.0,
+    ) -> None:
+        """Without a transport: one node in this process. ``holder`` names who takes leases."""
+        self.transport = LocalTransport() if transport is None else transport
+        self.node = node or self.transport.here
+        self.holder = holder or f"{self.node}/{os.getpid()}.{threading.get_ident() % 10_000}"
+        self.partition, self.timeout_s = partition, timeout_s
+
+    def at(
+        self, *, node: str | None = None, holder: str | None = None, partition: str | None = None
+    ) -> Self:
+        """The same dock from another node, for another holder, or of another partition."""
+        other = copy.copy(self)
+        other.node, other.holder = node or self.node, holder or self.holder
+        other.partition = partition or self.partition
+        return other
+
+    def _home(self) -> str:
+        """The node whose warehouse takes what is put."""
+        return self.node
+
+    # ---- values in and out ----
+
+    def put(
+        self,
+        columns: Mapping[str, Any],
+        uids: Any,
+        *,
+        stage: str = DRIVER,
+        group_ids: Any = None,
+        policy_version: Any = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Write columns of rows ``uids`` [N]: tensors, lists, ``Rows`` or ``Column``s.
+
+        ``stage`` is who writes. New rows belong to this dock's partition; ``group_ids`` and
+        ``policy_version`` [N] stay as they are if left out (of new rows: the uid, 0). Waits while
+        the stages' capacity is used up.
+        """
+        uids = uids_of(uids)
+        rows = {name: rows_of(name, values, uids) for name, values in columns.items()}
+        groups = meta_of("group_ids", group_ids, uids)
+        self._admit(uids, uids if groups is None else groups, timeout_s)
+        home = self._home()
+        notice = Notice(
+            node=home,
+            stage=stage,
+            uids=uids,
+            columns={name: Facts.of(values) for name, values in rows.items()},
+            group_ids=groups,
+            versions=meta_of("policy_version", policy_version, uids),
+            partition=self.partition,
+            stamp=time.time(),
+        )
+        reply = self.transport.warehouses("put", {home: (notice, rows)})[home]
+        told = self.transport.controllers("notice", dict.fromkeys(reply.value, (notice,)))
+        self._tidy(home, [answer.value for answer in told.values()])
+        nbytes = sum(values.nbytes for values in rows.values())
+        self._count((stage, self.node, home), nbytes, reply.seconds)
+
+    def _admit(self, uids: np.ndarray, groups: np.ndarray, timeout_s: float | None) -> None:
+        graph, limit = self.transport.graph, self.timeout_s if timeout_s is None else timeout_s
+        for stage in graph.consumers if graph and self.transport.capacity else ():
+            calls = {stage: (uids, groups)}
+            short = self.transport.controllers("admit", calls, timeout_s=limit)[stage].value
+            if short is not None:
+                raise no_room(short, uids)
+
+    def _tidy(self, home: str, answers: Sequence[Any]) -> None:
+        """Free what came too late, and values that were written again elsewhere."""
+        late = [uids for uids, _ in answers if len(uids)]
+        if late:
+            logger.warning("%d rows came after all stages were done with them", len(late[0]))
+            self.transport.warehouses("free", {home: (late[0],)})
+        for node, stale in {n: c for _, moved in answers for n, c in moved.items()}.items():
+            for name, uids in stale.items():
+                logger.info("column %r of %d rows is written again", name, len(uids))
+                self.transport.warehouses("free", {node: (uids, [name])})
+
+    def fetch(
+        self,
+        uids: Any,
+        columns: Sequence[str],
+        timeout_s: float | None = None,
+        *,
+        stage: str = DRIVER,
+    ) -> Batch:
+        """Columns of rows by uid, once they are written; takes no lease."""
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        calls = {stage: (uids_of(uids), tuple(columns))}
+        found = self.transport.controllers("where", calls, timeout_s=limit)[stage].value
+        if isinstance(found, Shortage):
+            raise short_of(self.transport, found, "fetch")
+        return self._pull(stage, found)
+
+    def get(
+        self,
+        consumer: str,
+        columns: Sequence[str],
+        n: int,
+        sampler: Callable[[Any, int], Any] = in_order,
+        timeout_s: float | None = None,
+        *,
+        least: int | None = None,
+        peers: Peers | None = None,
+    ) -> Lease:
+        """Lease ``n`` rows (or at least ``least``) that have all ``columns``, for one stage.
+
+        Waits until the sampler finds enough among the rows that nobody of the stage holds or has
+        consumed. ``peers``: the processes of one model-parallel group get the same rows.
+        """
+        n = whole("n", n, what="row")
+        request = Request(
+            columns=tuple(columns), n=n, least=n if least is None else whole("least", least),
+            holder=self.holder, sampler=sampler, partition=self.partition, peers=peers,
+        )  # fmt: skip
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        calls = {consumer: (request,)}
+        grant = self.transport.controllers("get", calls, timeout_s=limit)[consumer].value
+        if isinstance(grant, Shortage):
+            raise short_of(self.transport, grant, "get")
+        try:
+            return Lease(grant, self._pull(consumer, grant.places))
+        except BaseException:
+            self.transport.controllers("nack", {consumer: (grant.token, self.holder)})
+            raise
+
+    def _pull(self, stage: str, places: Places) -> Batch:
+        """The values, from the nodes that have them."""
+        by_node = places.by_node()
+        replies = self.transport.warehouses("fetch", {n: (w,) for n, w in by_node.items()})
+        for node, reply in replies.items():
+            nbytes = sum(rows.nbytes for rows in reply.value.values())
+            self._count((stage, node, self.node), nbytes, reply.seconds)
+        return assemble(places, {node: reply.value for node, reply in replies.items()})
+
+    # ---- leases ----
+
+    def ack(self, lease: Lease) -> None:
+        """Done with the rows: no holder of this stage gets them again.
+
+        A training stage acknowledges when its weights are saved, or puts the dock back with them.
+        """
+        grant, stage = lease.grant, lease.grant.stage
+        calls = {stage: (grant.token, grant.holder)}
+        uids, nodes = self.transport.controllers("ack", calls)[stage].value
+        recovery.release(self.transport, stage, uids, nodes)
+
+    def nack(self, lease: Lease) -> None:
+        """Give the rows back; they are offered again at once."""
+        grant = lease.grant
+        self.transport.controllers("nack", {grant.stage: (grant.token, grant.holder)})
+
+    def heartbeat(self) -> dict[str, list[int]]:
+        """Keep this holder's leases; returns stage -> tokens of those that live."""
+        told = recovery.on_stages(self.transport, "renew", self.holder)
+        return {stage: tokens for stage, tokens in told.items() if tokens}
+
+    def drop(self, holder: str) -> dict[str, np.ndarray]:
+        """A holder died: what it held is offered again; returns stage -> uids."""
+        told = recovery.on_stages(self.transport, "drop", holder)
+        return {stage: uids for stage, uids in told.items() if len(uids)}
+
+    # ---- rows as a whole ----
+
+    def clear(self, uids: Any) -> None:
+        """Forget rows, whatever stage they are in; late writes of them are dropped."""
+        recovery.forget(self.transport, uids_of(uids))
+
+    def lost(self, node: str) -> np.ndarray:
+        """A node's rows are gone: forget them, and return the uids that must be made again.
+
+        Rows that the last stage of the graph is done with need not be. Put the prompts of the
+        others again, under the same uids.
+        """
+        return recovery.lost(self.transport, node)
+
+    def sweep(self) -> None:
+        """Free rows whose last holder died between its ``ack`` and their release."""
+        recovery.sweep(self.transport)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Rows, and what each stage has consumed and leased; nobody acknowledges meanwhile."""
+        return recovery.snapshot(self.transport)
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Put the dock back, while nobody writes; rows that were leased are offered again."""
+        recovery.restore(self.transport, snapshot)
+
+    # ---- looking in ----
+
+    def traffic(self) -> Any:
+        """DataFrame: bytes, messages and seconds by stage, source node and target node."""
+        total = Traffic()
+        for moved in recovery.on_nodes(self.transport, "traffic").values():
+            total.add(moved)
+        return total.frame()
+
+    def frame(self) -> Any:
+        """DataFrame, a row a sample: identity, bytes, node of each column, state at each stage."""
+        return inspector.frame(self.transport)
+
+    def __repr__(self) -> str:
+        return inspector.title(type(self).__name__, self.transport)
+
+    def _repr_html_(self) -> str:
+        return inspector.html(type(self).__name__, self.transport)
+
+    def _count(self, key: tuple[str, str, str], nbytes: int, seconds: float) -> None:
+        moved = Traffic()
+        moved.count(key, nbytes, 1, seconds)
+        self.transport.warehouses("count", {self.node: (moved,)})
+
+
+class CentralDock(TransferDock):
+    """The same dock with one store for all: every row is put to and pulled from the first node."""
+
+    def _home(self) -> str:
+        return self.transport.nodes[0]
