@@ -14,6 +14,7 @@ from rlkit.batch import Batch
 from rlkit.checks import whole
 from rlkit.cluster.calls import default_name
 from rlkit.cluster.connect import connect
+from rlkit.cluster.dock import RayDockTransport
 from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.host import Runner
 from rlkit.cluster.relay import LineRelay, install
@@ -21,6 +22,7 @@ from rlkit.cluster.store import RayStore, StoreActor
 from rlkit.cluster.transport import GroupSpec, RayTransport
 from rlkit.cluster.watch import HeadWatch, Reaper
 from rlkit.config import Layout
+from rlkit.dock import CentralDock, Graph, TransferDock
 from rlkit.html import table
 
 logger = logging.getLogger("rlkit.cluster")
@@ -94,7 +96,7 @@ class RayCluster:
                 actors[node["NodeID"]] = (
                     ray.remote(StoreActor)
                     .options(num_cpus=0, max_concurrency=8, scheduling_strategy=at, max_restarts=-1)
-                    .remote()
+                    .remote(node["NodeID"])
                 )
         return actors
 
@@ -147,6 +149,27 @@ class RayCluster:
         self._transports.append(transport)
         weakref.finalize(group, _end, transport, self._transports).atexit = False
         return group
+
+    def dock(
+        self,
+        *,
+        graph: Graph | None = None,
+        capacity: int | None = None,
+        lease_s: float = 60.0,
+        timeout_s: float = 60.0,
+        central: bool = False,
+    ) -> TransferDock:
+        """A transfer dock over the cluster's nodes: a warehouse a node, a controller a stage.
+
+        capacity: rows that may wait for each stage of the graph. lease_s: how long a holder that
+        gives no heartbeat keeps its rows. central: all rows on one node, to compare with.
+        """
+        self._check_open("dock")
+        transport = RayDockTransport(
+            self.store.actors, graph=graph, capacity=capacity, lease_s=lease_s,
+            timeout_s=self.timeout_s,
+        )  # fmt: skip
+        return (CentralDock if central else TransferDock)(transport, timeout_s=timeout_s)
 
     def respawn(self, group: WorkerGroup) -> None:
         """New processes for the group, from the class as it is now; the workers' state is lost."""

@@ -14,15 +14,34 @@ from typing import Any
 import numpy as np
 
 from rlkit import trace
+from rlkit.dock.warehouse import Warehouse
 from rlkit.rows import Rows
 from rlkit.store import Column, Part, Shelf, new_key
 
 
 class StoreActor:
-    """Keeps rows on one node; runs as a Ray actor."""
+    """Keeps rows on one node, by key and for docks; runs as a Ray actor."""
 
-    def __init__(self) -> None:
-        self.shelf = Shelf()
+    def __init__(self, node: str = "local") -> None:
+        self.shelf, self.node = Shelf(), node
+        self._docks: dict[str, Warehouse] = {}
+
+    def of_dock(self, dock: str, method: str, args: Sequence[Any], options: Any) -> Any:
+        """A method of a dock's warehouse here; ``make`` makes it if it is not there, for consumers.
+
+        ``close`` ends it.
+        """
+        if method == "close":
+            self._docks.pop(dock, None)
+        elif method == "make":
+            self._docks.setdefault(dock, Warehouse(self.node, consumers=args))
+        elif dock not in self._docks:
+            raise LookupError(
+                f"{dock}: its rows on node {self.node!r} are gone: the store process died. Call "
+                f"dock.lost({self.node!r}): it returns the uids of rows that must be made again."
+            )
+        else:
+            return getattr(self._docks[dock], method)(*args, **options)
 
     def put(self, key: str, uids: np.ndarray, rows: Rows) -> None:
         """Keep rows under ``key``."""

@@ -43,6 +43,7 @@ def sweep(transport: Transport) -> None:
 
 def lost(transport: Transport, node: str) -> np.ndarray:
     """Forget the rows of a node that is gone; returns the uids that must be made again."""
+    transport.renew(node)
     told = on_stages(transport, "lost", node)
     last = transport.graph.consumers[-1:] if transport.graph else ()
     everything = np.unique(np.concatenate(list(told.values())))

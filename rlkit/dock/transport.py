@@ -37,6 +37,10 @@ class Transport(Protocol):
         """Start a stage's controller unless it runs."""
         ...
 
+    def renew(self, node: str) -> None:
+        """Start a node's warehouse, empty, if it was lost."""
+        ...
+
     def stages(self) -> Sequence[str]:
         """Stages that have a controller."""
         ...
@@ -112,6 +116,9 @@ class LocalTransport:
     def lose(self, node: str) -> None:
         """Lose a warehouse with all it has, and start an empty one; then call ``dock.lost``."""
         self._warehouses[node] = Warehouse(node, consumers=self._warehouses[node].consumers)
+
+    def renew(self, node: str) -> None:
+        """Nothing: ``lose`` has started an empty one."""
 
     def stages(self) -> Sequence[str]:
         """Stages that have a controller."""
