@@ -117,5 +117,5 @@ def test_a_lost_store_process_names_the_rows_to_make_again(ray_cluster):
 
 def test_a_stage_that_nobody_opened_is_named(ray_cluster, dock):
     hand = ray_cluster.spawn(Hand, dock, name="lost_hand")
-    with pytest.raises(KeyError, match="dock.transport.open"):
+    with pytest.raises(KeyError, match=r"dock\.transport\.open"):
         hand.take("nobody", ["answer"], 1)
