@@ -32,7 +32,7 @@ def frame(transport: Transport) -> Any:
     for stage, (seen, holders) in views.items():
         if stage != DRIVER:
             data[f"stage:{stage}"] = _states(seen, holders, rows["uid"])
-    return pd.DataFrame(data)
+    return pd.DataFrame(data).sort_values("uid", ignore_index=True)
 
 
 def _states(seen: RowTable, holders: dict[int, list[str]], uids: np.ndarray) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from rlkit.batch import Batch
 from rlkit.columns import as_rows, int_array
-from rlkit.dock.messages import Places
+from rlkit.dock.messages import Places, codes_in
 from rlkit.rows import Rows
 from rlkit.store import Column, LocalStore, join
 
@@ -45,7 +45,7 @@ def assemble(places: Places, pulled: Mapping[str, Mapping[str, Rows]]) -> Batch:
     store, uids = LocalStore(), places.uids
     batch = Batch(uids, store=store, group_ids=places.group_ids, policy_version=places.versions)
     for name, codes in places.at.items():
-        found = [pulled[places.nodes[code]][name] for code in np.unique(codes)]
+        found = [pulled[places.nodes[code]][name] for code in codes_in(codes)]
         rows = join(found, np.argsort(np.argsort(codes, kind="stable")), name=name)
         batch.columns[name] = Column(name, store, uids, [store.put(name, uids, rows)])
     return batch
