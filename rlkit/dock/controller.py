@@ -272,7 +272,8 @@ class Controller:
 
     def _sleep(self, left_s: float, now: float) -> None:
         """Until something changed, or the next lease may run out."""
-        self._changed.wait(max(0.0, min(left_s, self._leases.next_deadline() - now)))
+        until = min(self._leases.next_deadline(), self._room.next_deadline())
+        self._changed.wait(max(0.0, min(left_s, until - now)))
 
     def _short_of(self, request: Request, waited_s: float) -> Shortage:
         free = self._table.free(request.partition)

@@ -56,8 +56,8 @@ class Notice:
     """[N] policy versions; None: as known, and of new rows 0."""
     partition: str = "train"
     """Of new rows."""
-    stamp: float = 0.0
-    """When it was written; a controller that starts late reads notices in this order."""
+    stamp: int = 0
+    """When it was written, in ns: of two writes of one value the later counts."""
 
     def at(self, index: np.ndarray) -> "Notice":
         """The same write of rows ``index`` [M]."""

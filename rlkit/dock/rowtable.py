@@ -9,7 +9,7 @@ from rlkit.dock.messages import Notice, Places, codes_in
 from rlkit.dock.samplers import Ready
 
 IDENTITY = ("uid", "group", "version", "partition", "token", "consumed")
-EMPTY = {"node": -1, "length": -1, "nbytes": 0}
+EMPTY = {"node": -1, "length": -1, "nbytes": 0, "stamp": 0}
 """What a (fact, column) says of a row that lacks the column."""
 
 
@@ -43,7 +43,11 @@ class RowTable:
         return at[there]
 
     def write(self, notice: Notice) -> dict[str, dict[str, np.ndarray]]:
-        """Enter a write; returns node -> column -> uids whose values there are out of date now."""
+        """Enter a write; returns node -> column -> uids whose values there are out of date now.
+
+        Of two writes of one value the later one counts, in whatever order they are heard of: else
+        two stages might free the two copies.
+        """
         at, there = self.find(notice.uids)
         if not there.all():
             at[~there] = self._add(notice.uids[~there], notice.partition)
@@ -57,13 +61,15 @@ class RowTable:
                 self.columns.append(name)
                 size = len(self._facts["uid"])
                 self._facts |= {(f, name): np.full(size, value) for f, value in EMPTY.items()}
-            before = self["node", name][at]
-            elsewhere = (before >= 0) & (before != node)
-            for code in codes_in(before[elsewhere]):
-                moved.setdefault(self.nodes[code], {})[name] = notice.uids[before == code]
-            self["node", name][at] = node
-            self["length", name][at] = -1 if facts.lengths is None else facts.lengths
-            self["nbytes", name][at] = facts.nbytes
+            before, newer = self["node", name][at], self["stamp", name][at] <= notice.stamp
+            stale = np.where((before >= 0) & (before != node), np.where(newer, before, node), -1)
+            for code in codes_in(stale):
+                moved.setdefault(self.nodes[code], {})[name] = notice.uids[stale == code]
+            lengths = np.full(len(at), -1) if facts.lengths is None else facts.lengths
+            self["node", name][at[newer]] = node
+            self["length", name][at[newer]] = lengths[newer]
+            self["nbytes", name][at[newer]] = facts.nbytes[newer]
+            self["stamp", name][at[newer]] = notice.stamp
             self.writers[name] = notice.stage
         return moved
 
