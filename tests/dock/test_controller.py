@@ -30,12 +30,8 @@ def test_a_stale_copy_is_freed_and_a_newer_one_beside_it_is_not():
     dock.put({"x": Rows([1])}, [0])
     dock.at(node="b").put({"x": Rows([2])}, [0])
     dock.put({"x": Rows([3])}, [0])
-    writes = [
-        n
-        for reply in dock.transport.warehouses("index", {"a": ("s",)}).values()
-        for n in reply.value
-    ]
-    dock.transport.warehouses("free", {"a": (np.asarray([0]), ["x"])}, before=writes[0].stamp)
+    (write,) = dock.transport.warehouses("index", {"a": ("s",)})["a"].value
+    dock.transport.warehouses("free", {"a": (np.asarray([0]), ["x"])}, before=write.stamp)
     assert dock.fetch([0], ["x"])["x"] == [3]
 
 
