@@ -29,11 +29,13 @@ _NAMES = {
     "WorkerGroup": "rlkit.cluster",
     "Resharder": "rlkit.reshard",
     "Checkpointer": "rlkit.checkpoint",
+    "TransferDock": "rlkit.dock",
+    "CentralDock": "rlkit.dock",
     "score": "rlkit.tasks",
     "evaluate": "rlkit.tasks",
 }
 _MODULES = (
-    "algo", "backends", "batch", "checkpoint", "cluster", "config", "device", "engines",
+    "algo", "backends", "batch", "checkpoint", "cluster", "config", "device", "dock", "engines",
     "exporters", "metrics", "models", "nb", "recipes", "record", "reshard", "rewards", "tasks",
     "trace", "viz", "workers",
 )  # fmt: skip

@@ -5,6 +5,7 @@
 """
 
 from rlkit.dock.dock import CentralDock, Lease, TransferDock
+from rlkit.dock.heartbeat import keep_alive
 from rlkit.dock.messages import Peers, StaleLeaseError
 from rlkit.dock.traffic import GRPO, Graph, Size, Stage, predicted_traffic
 from rlkit.dock.transport import LocalTransport
@@ -20,5 +21,6 @@ __all__ = [
     "Stage",
     "StaleLeaseError",
     "TransferDock",
+    "keep_alive",
     "predicted_traffic",
 ]

@@ -91,7 +91,7 @@ class Controller:
             if not retired:
                 hit = [h for h in self._leases.open_ones() if np.isin(h.uids, uids).any()]
                 self._release(hit, "lost rows with the node that had them")
-            self._table.keep(~np.isin(self._table["uid"], uids))
+            self._table.drop(uids)
             self._leases.forget(uids)
             if retired:
                 self._retired |= dict.fromkeys(uids.tolist())
@@ -144,17 +144,18 @@ class Controller:
         mask = self._table.free(request.partition) & self._table.having(request.columns)
         if int(mask.sum()) < request.least:
             return None
-        ready = self._table.ready(mask)
+        ready, at = self._table.ready(mask)
         chosen = np.asarray(request.sampler(ready, request.n), dtype=np.int64)
-        if len(chosen) > request.n or len(np.unique(chosen)) < len(chosen):
+        distinct = np.count_nonzero(np.bincount(chosen, minlength=len(ready)))
+        if len(chosen) > request.n or distinct < len(chosen):
             raise ValueError(
-                f"sampler: got {len(chosen)} positions, {len(np.unique(chosen))} of them distinct; "
-                f"need at most {request.n}, each once."
+                f"sampler: got {len(chosen)} positions, {distinct} of them distinct; need at most "
+                f"{request.n}, each once."
             )
         if len(chosen) < max(1, request.least):
             return None
         held = self._leases.open(ready.uids[chosen], request, now)
-        self._table["token"][self._table.at(held.uids)] = held.token
+        self._table["token"][at[chosen]] = held.token
         return held
 
     def ack(self, token: int, holder: str) -> tuple[np.ndarray, list[str]]:
@@ -170,9 +171,10 @@ class Controller:
             held = self._leases.answer(token, holder, now)
             if held is None or not held.done:
                 return np.zeros(0, dtype=np.int64), []
-            self._table["consumed"][self._table.at(held.uids)] = 1
+            at = self._table.at(held.uids)
+            self._table["consumed"][at] = 1
             self._changed.notify_all()
-            return held.uids, self._table.nodes_of(held.uids)
+            return held.uids, self._table.nodes_of(at)
 
     def nack(self, token: int, holder: str) -> None:
         """The holder gives its rows back; they are offered again at once, to its peers too."""
@@ -270,7 +272,8 @@ class Controller:
 
     def _sleep(self, left_s: float, now: float) -> None:
         """Until something changed, or the next lease may run out."""
-        self._changed.wait(max(0.0, min(left_s, self._leases.next_deadline() - now)))
+        until = min(self._leases.next_deadline(), self._room.next_deadline())
+        self._changed.wait(max(0.0, min(left_s, until - now)))
 
     def _short_of(self, request: Request, waited_s: float) -> Shortage:
         free = self._table.free(request.partition)

@@ -8,8 +8,8 @@ import copy
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -18,11 +18,20 @@ from rlkit.batch import Batch
 from rlkit.checks import whole
 from rlkit.dock import inspector, recovery
 from rlkit.dock.explain import no_room, short_of
-from rlkit.dock.messages import Facts, Grant, Notice, Peers, Places, Request, Shortage
+from rlkit.dock.messages import (
+    Facts,
+    Grant,
+    Notice,
+    Peers,
+    Places,
+    Request,
+    Shortage,
+    StaleLeaseError,
+)
 from rlkit.dock.samplers import in_order
 from rlkit.dock.traffic import DRIVER, Traffic
 from rlkit.dock.transport import LocalTransport, Transport
-from rlkit.dock.values import assemble, meta_of, rows_of, uids_of
+from rlkit.dock.values import assemble, meta_of, rows_of, stamp_of, uids_of
 
 logger = logging.getLogger("rlkit.dock")
 
@@ -113,11 +122,11 @@ class TransferDock:
             group_ids=groups,
             versions=meta_of("policy_version", policy_version, uids),
             partition=self.partition,
-            stamp=time.time(),
+            stamp=stamp_of(self.holder),
         )
         reply = self.transport.warehouses("put", {home: (notice, rows)})[home]
         told = self.transport.controllers("notice", dict.fromkeys(reply.value, (notice,)))
-        self._tidy(home, [answer.value for answer in told.values()])
+        self._tidy(notice, [answer.value for answer in told.values()])
         nbytes = sum(values.nbytes for values in rows.values())
         self._count((stage, self.node, home), nbytes, reply.seconds)
 
@@ -129,16 +138,17 @@ class TransferDock:
             if short is not None:
                 raise no_room(short, uids)
 
-    def _tidy(self, home: str, answers: Sequence[Any]) -> None:
+    def _tidy(self, notice: Notice, answers: Sequence[Any]) -> None:
         """Free what came too late, and values that were written again elsewhere."""
         late = [uids for uids, _ in answers if len(uids)]
         if late:
             logger.warning("%d rows came after all stages were done with them", len(late[0]))
-            self.transport.warehouses("free", {home: (late[0],)})
+            self.transport.warehouses("free", {notice.node: (late[0],)})
         for node, stale in {n: c for _, moved in answers for n, c in moved.items()}.items():
             for name, uids in stale.items():
                 logger.info("column %r of %d rows is written again", name, len(uids))
-                self.transport.warehouses("free", {node: (uids, [name])})
+                call = {node: (uids, [name])}
+                self.transport.warehouses("free", call, before=notice.stamp + 1)
 
     def fetch(
         self,
@@ -185,7 +195,8 @@ class TransferDock:
         try:
             return Lease(grant, self._pull(consumer, grant.places))
         except BaseException:
-            self.transport.controllers("nack", {consumer: (grant.token, self.holder)})
+            with suppress(StaleLeaseError):
+                self.transport.controllers("nack", {consumer: (grant.token, self.holder)})
             raise
 
     def _pull(self, stage: str, places: Places) -> Batch:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.dock.messages import Held, Request, StaleLeaseError
+from rlkit.dock.rowtable import find
 
 MAX_ENDED = 1000  # ended leases whose end can still be explained
 
@@ -95,8 +96,9 @@ class Leases:
 
     def forget(self, uids: np.ndarray) -> None:
         """Take rows out of their leases; a lease without rows ends."""
+        uids = np.sort(uids)
         for token, held in list(self._held.items()):
-            left = held.uids[~np.isin(held.uids, uids)]
+            left = held.uids[~find(uids, held.uids)[1]]
             if not len(left):
                 self.close(token, DONE if held.done else "lost its rows, which were cleared")
             elif len(left) < len(held.uids):

@@ -56,8 +56,8 @@ class Notice:
     """[N] policy versions; None: as known, and of new rows 0."""
     partition: str = "train"
     """Of new rows."""
-    stamp: float = 0.0
-    """When it was written; a controller that starts late reads notices in this order."""
+    stamp: int = 0
+    """When it was written, in ns: of two writes of one value the later counts."""
 
     def at(self, index: np.ndarray) -> "Notice":
         """The same write of rows ``index`` [M]."""
@@ -136,7 +136,7 @@ class Places:
         """Node -> column -> the uids to pull from there."""
         found: dict[str, dict[str, np.ndarray]] = {}
         for column, codes in self.at.items():
-            for code in np.unique(codes):
+            for code in codes_in(codes):
                 found.setdefault(self.nodes[code], {})[column] = self.uids[codes == code]
         return found
 
@@ -171,3 +171,8 @@ class Shortage:
     """Column -> the stage that wrote some rows of it."""
     gone: tuple[int, ...] = ()
     """Uids asked for that were freed or cleared."""
+
+
+def codes_in(codes: np.ndarray) -> list[int]:
+    """The small numbers, 0 and above, that occur in ``codes`` [N], in order."""
+    return np.flatnonzero(np.bincount(codes[codes >= 0])).tolist()

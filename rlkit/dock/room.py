@@ -55,3 +55,7 @@ class Room:
         """Promises of writers that never wrote end."""
         if self._promised:
             self._promised = {u: p for u, p in self._promised.items() if p[1] > now}
+
+    def next_deadline(self) -> float:
+        """When the next promise ends."""
+        return min((until for _, until in self._promised.values()), default=np.inf)

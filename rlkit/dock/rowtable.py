@@ -1,14 +1,15 @@
-"""RowTable: a controller's metadata of all rows, as NumPy arrays sorted by uid."""
+"""RowTable: a controller's metadata of all rows, as NumPy arrays in order of arrival."""
 
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from rlkit.dock.messages import Notice, Places
+from rlkit.dock.messages import Notice, Places, codes_in
 from rlkit.dock.samplers import Ready
 
-EMPTY = {"node": -1, "length": -1, "nbytes": 0}
+IDENTITY = ("uid", "group", "version", "partition", "token", "consumed")
+EMPTY = {"node": -1, "length": -1, "nbytes": 0, "stamp": 0}
 """What a (fact, column) says of a row that lacks the column."""
 
 
@@ -16,25 +17,25 @@ class RowTable:
     """R rows: identity, and for each column the node it lies on, its length and its bytes."""
 
     def __init__(self) -> None:
-        none = np.zeros(0, dtype=np.int64)
-        names = ("uid", "group", "version", "arrival", "partition", "token", "consumed")
-        self.facts: dict[Any, np.ndarray] = dict.fromkeys(names, none)
+        self._facts: dict[Any, np.ndarray] = {f: np.zeros(64, dtype=np.int64) for f in IDENTITY}
+        self._num_rows = 0  # arrays are longer, so that rows are added in amortised constant time
+        self._sorted = self._slots = np.zeros(0, dtype=np.int64)  # uids, and their positions
         self.columns: list[str] = []
         self.nodes: list[str] = []
         self.partitions: list[str] = []
         self.writers: dict[str, str] = {}
         """Column -> the stage that wrote it last."""
-        self._arrived = 0
 
     def __len__(self) -> int:
-        return len(self.facts["uid"])
+        return self._num_rows
 
     def __getitem__(self, fact: Any) -> np.ndarray:
-        return self.facts[fact]
+        return self._facts[fact][: self._num_rows]
 
     def find(self, uids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positions [N] of uids [N], and whether each is there; other positions mean nothing."""
-        return find(self.facts["uid"], uids)
+        at, there = find(self._sorted, uids)
+        return (self._slots[at] if len(self) else at), there
 
     def at(self, uids: np.ndarray) -> np.ndarray:
         """Positions of those of ``uids`` that are there."""
@@ -42,55 +43,66 @@ class RowTable:
         return at[there]
 
     def write(self, notice: Notice) -> dict[str, dict[str, np.ndarray]]:
-        """Enter a write; returns node -> column -> uids whose values there are out of date now."""
-        self._grow(notice)
-        at = self.at(notice.uids)
+        """Enter a write; returns node -> column -> uids whose values there are out of date now.
+
+        Of two writes of one value the later one counts, in whatever order they are heard of: else
+        two stages might free the two copies.
+        """
+        at, there = self.find(notice.uids)
+        if not there.all():
+            at[~there] = self._add(notice.uids[~there], notice.partition)
         if notice.group_ids is not None:
-            self.facts["group"][at] = notice.group_ids
+            self["group"][at] = notice.group_ids
         if notice.versions is not None:
-            self.facts["version"][at] = notice.versions
+            self["version"][at] = notice.versions
         node, moved = _code(self.nodes, notice.node), {}
         for name, facts in notice.columns.items():
             if name not in self.columns:
                 self.columns.append(name)
-                for fact, value in EMPTY.items():
-                    self.facts[fact, name] = np.full(len(self), value, dtype=np.int64)
-            before = self.facts["node", name][at]
-            for code in np.unique(before[(before >= 0) & (before != node)]):
-                moved.setdefault(self.nodes[code], {})[name] = notice.uids[before == code]
-            self.facts["node", name][at] = node
-            self.facts["length", name][at] = -1 if facts.lengths is None else facts.lengths
-            self.facts["nbytes", name][at] = facts.nbytes
+                size = len(self._facts["uid"])
+                self._facts |= {(f, name): np.full(size, value) for f, value in EMPTY.items()}
+            before, newer = self["node", name][at], self["stamp", name][at] <= notice.stamp
+            stale = np.where((before >= 0) & (before != node), np.where(newer, before, node), -1)
+            for code in codes_in(stale):
+                moved.setdefault(self.nodes[code], {})[name] = notice.uids[stale == code]
+            lengths = np.full(len(at), -1) if facts.lengths is None else facts.lengths
+            self["node", name][at[newer]] = node
+            self["length", name][at[newer]] = lengths[newer]
+            self["nbytes", name][at[newer]] = facts.nbytes[newer]
+            self["stamp", name][at[newer]] = notice.stamp
             self.writers[name] = notice.stage
         return moved
 
-    def _grow(self, notice: Notice) -> None:
-        new = notice.uids[~self.find(notice.uids)[1]]
-        if not len(new):
-            return
-        added = {
-            "uid": new,
-            "group": new,
-            "arrival": np.arange(self._arrived, self._arrived + len(new)),
-            "partition": np.full(len(new), _code(self.partitions, notice.partition)),
-        }
-        self._arrived += len(new)
-        order = np.argsort(np.concatenate([self.facts["uid"], new]), kind="stable")
-        for fact, values in self.facts.items():
-            more = added.get(fact)
-            if more is None:
-                more = np.full(len(new), EMPTY[fact[0]] if isinstance(fact, tuple) else 0)
-            self.facts[fact] = np.concatenate([values, more])[order]
+    def _add(self, uids: np.ndarray, partition: str) -> np.ndarray:
+        """New rows at the end, without columns; returns their positions."""
+        slots = np.arange(self._num_rows, self._num_rows + len(uids))
+        self._num_rows += len(uids)
+        missing = self._num_rows - len(self._facts["uid"])
+        for fact, values in self._facts.items() if missing > 0 else ():
+            room = np.full(max(missing, len(values)), _default(fact))
+            self._facts[fact] = np.concatenate([values, room])
+        self["uid"][slots] = self["group"][slots] = uids
+        self["partition"][slots] = _code(self.partitions, partition)
+        order = np.argsort(uids, kind="stable")
+        where = np.searchsorted(self._sorted, uids[order])
+        self._sorted = np.insert(self._sorted, where, uids[order])
+        self._slots = np.insert(self._slots, where, slots[order])
+        return slots
 
-    def keep(self, mask: np.ndarray) -> None:
-        """Only the rows under ``mask`` [R] stay."""
-        self.facts = {fact: values[mask] for fact, values in self.facts.items()}
+    def drop(self, uids: np.ndarray) -> None:
+        """Forget rows."""
+        keep = np.ones(len(self), dtype=bool)
+        keep[self.at(uids)] = False
+        self._facts = {f: np.append(self[f][keep], _default(f)) for f in self._facts}
+        self._num_rows = int(keep.sum())
+        self._slots = np.argsort(self["uid"], kind="stable")
+        self._sorted = self["uid"][self._slots]
 
     def having(self, columns: Iterable[str]) -> np.ndarray:
         """[R] whether a row has all of ``columns``."""
         mask = np.ones(len(self), dtype=bool)
         for name in columns:
-            mask &= self.facts["node", name] >= 0 if name in self.columns else False
+            mask &= self["node", name] >= 0 if name in self.columns else False
         return mask
 
     def missing(self, uids: np.ndarray, columns: Iterable[str]) -> dict[str, np.ndarray]:
@@ -105,13 +117,14 @@ class RowTable:
         """[R] whether a row has a column on ``node``."""
         hit = np.zeros(len(self), dtype=bool)
         for name in self.columns if node in self.nodes else ():
-            hit |= self.facts["node", name] == self.nodes.index(node)
+            hit |= self["node", name] == self.nodes.index(node)
         return hit
 
     def copy(self) -> "RowTable":
         """The same table, apart."""
         out = RowTable()
-        out.facts = {fact: values.copy() for fact, values in self.facts.items()}
+        out._facts = {fact: values.copy() for fact, values in self._facts.items()}
+        out._num_rows, out._sorted, out._slots = len(self), self._sorted, self._slots
         out.columns, out.nodes = list(self.columns), list(self.nodes)
         out.partitions, out.writers = list(self.partitions), dict(self.writers)
         return out
@@ -120,36 +133,30 @@ class RowTable:
         """[R] rows of the partition that this stage neither holds nor consumed."""
         if partition not in self.partitions:
             return np.zeros(len(self), dtype=bool)
-        mine = self.facts["partition"] == self.partitions.index(partition)
-        return mine & (self.facts["token"] == 0) & (self.facts["consumed"] == 0)
+        mine = self["partition"] == self.partitions.index(partition)
+        return mine & (self["token"] == 0) & (self["consumed"] == 0)
 
-    def ready(self, mask: np.ndarray) -> Ready:
-        """What samplers see of the rows under ``mask``."""
+    def ready(self, mask: np.ndarray) -> tuple[Ready, np.ndarray]:
+        """What samplers see of the rows under ``mask``, and the positions of those."""
         at = np.flatnonzero(mask)
-        at = at[np.argsort(self.facts["arrival"][at], kind="stable")]
-        lengths = {name: self.facts["length", name][at] for name in self.columns}
+        lengths = {name: self["length", name][at] for name in self.columns}
         tokens = np.zeros(len(at), dtype=np.int64)
         for name in ("prompt_ids", "response_ids"):
             if name in lengths:
                 tokens += np.maximum(lengths[name], 0)
-        return Ready(
-            self.facts["uid"][at], self.facts["group"][at], self.facts["version"][at], tokens,
-            lengths,
-        )  # fmt: skip
+        found = Ready(self["uid"][at], self["group"][at], self["version"][at], tokens, lengths)
+        return found, at
 
     def places(self, uids: np.ndarray, columns: Iterable[str]) -> Places:
         """Where ``columns`` of rows that are there lie."""
         at = self.at(uids)
-        codes = {name: self.facts["node", name][at] for name in columns}
-        return Places(
-            uids, self.facts["group"][at], self.facts["version"][at], tuple(self.nodes), codes
-        )
+        codes = {name: self["node", name][at] for name in columns}
+        return Places(uids, self["group"][at], self["version"][at], tuple(self.nodes), codes)
 
-    def nodes_of(self, uids: np.ndarray) -> list[str]:
-        """Nodes that hold any column of these rows."""
-        at = self.at(uids)
-        codes = {int(c) for name in self.columns for c in np.unique(self.facts["node", name][at])}
-        return [self.nodes[code] for code in sorted(codes - {-1})]
+    def nodes_of(self, at: np.ndarray) -> list[str]:
+        """Nodes that hold any column of the rows at these positions."""
+        codes = {code for name in self.columns for code in codes_in(self["node", name][at])}
+        return [self.nodes[code] for code in sorted(codes)]
 
 
 def _code(names: list[str], name: str) -> int:
@@ -163,3 +170,7 @@ def find(known: np.ndarray, uids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     at = np.searchsorted(known, uids)
     at[at == len(known)] = 0
     return at, (known[at] == uids) if len(known) else np.zeros(len(uids), dtype=bool)
+
+
+def _default(fact: Any) -> int:
+    return EMPTY[fact[0]] if isinstance(fact, tuple) else 0

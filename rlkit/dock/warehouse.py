@@ -110,15 +110,30 @@ class Warehouse:
             self._done.set(uids, bits)
             return uids[bits == (1 << len(self.consumers)) - 1]
 
-    def free(self, uids: np.ndarray, columns: Iterable[str] | None = None) -> None:
-        """Forget rows, or some columns of them; unknown ones are no error."""
+    def free(
+        self,
+        uids: np.ndarray,
+        columns: Iterable[str] | None = None,
+        *,
+        before: int | None = None,
+    ) -> None:
+        """Forget rows, or some columns of them, or what was written before a stamp.
+
+        Unknown ones are no error.
+        """
         with self._lock:
             for name in list(self._where) if columns is None else columns:
-                if name in self._where:
-                    self._where[name].drop(uids)
+                known = self._where.get(name, UidMap())
+                known.drop(uids if before is None else self._older(known, uids, before))
             if columns is None:
                 self._done.drop(uids)
             self._sweep()
+
+    def _older(self, known: UidMap, uids: np.ndarray, before: int) -> np.ndarray:
+        """Those of ``uids`` whose values were written before a stamp."""
+        numbers = known.get(uids, -1)
+        old = [n for n in np.unique(numbers) if n >= 0 and self._writes[n].stamp < before]
+        return uids[np.isin(numbers, old)]
 
     def _sweep(self) -> None:
         """Free what no row needs, and pack writes of which less than half is needed."""

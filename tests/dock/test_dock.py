@@ -1,4 +1,5 @@
 import threading
+import time
 from functools import partial
 
 import numpy as np
@@ -14,6 +15,7 @@ from rlkit.dock import (
     Stage,
     StaleLeaseError,
     TransferDock,
+    keep_alive,
     samplers,
 )
 from rlkit.dock.transport import ledger_node
@@ -101,6 +103,24 @@ def test_a_heartbeat_keeps_a_lease():
     for clock.now in (6, 12, 18):
         assert dock.heartbeat() == {"train": [lease.token]}
     dock.ack(lease)
+
+
+def test_a_busy_holder_is_kept_alive_by_a_thread():
+    dock, clock = make_dock()
+    put_numbers(dock, range(4))
+    lease = dock.get("train", ["x"], 4)
+    with keep_alive(dock, every_s=0.01):
+        for clock.now in (6, 12, 18):
+            stop = time.monotonic() + 60
+            while seat(dock) < clock.now + 10 and time.monotonic() < stop:
+                time.sleep(0.01)
+    dock.ack(lease)
+
+
+def seat(dock):
+    """When the one lease of the training stage runs out."""
+    state = dock.transport.controllers("snapshot", {"train": ()})["train"].value
+    return state["leases"][1].deadline
 
 
 def test_acknowledging_twice_is_no_error():
