@@ -49,6 +49,8 @@ class ColumnTable:
         }
         self.columns: dict[str, Column] = dict(columns or {})
         self.device: torch.device | str = "cpu"
+        # Samples taken of each group; shared by the tables cut from this one.
+        self.draws: dict[int, int] = {}
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], *, store: RowStore | None = None) -> Self:
@@ -203,7 +205,7 @@ class ColumnTable:
             policy_version=self.meta["policy_version"][index],
             columns=self.columns,
         )
-        out.device = self.device
+        out.device, out.draws = self.device, self.draws
         return out
 
     def load(self, *, objects: bool = False) -> Self:

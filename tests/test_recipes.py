@@ -175,7 +175,7 @@ def test_numbers_outside_the_config_say_where_they_go(cluster, recipe, options, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "steps"), [("ppo", 60), ("dapo", 40)])
+@pytest.mark.parametrize(("recipe", "steps"), [("ppo", 60), ("dapo", 30)])
 def test_reverse_digits_is_learnt(recipe, steps):
     task, model = rk.tasks.reverse_digits(length=6), rk.models.tiny(pretrained="reverse_digits")
     config = CONFIGS[recipe](steps=steps, eval_every=steps)

@@ -35,6 +35,11 @@ def incoming(value: Any) -> Any:
     return value.load() if isinstance(value, Shipped) else value
 
 
+def first_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Batch | None:
+    """The batch that a call is about."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Batch)), None)
+
+
 def merge(results: Sequence[Any], batch: Batch | None) -> Any:
     """One result a rank -> the result of the call.
 

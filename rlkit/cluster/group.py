@@ -5,13 +5,13 @@ import inspect
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.checks import did_you_mean
-from rlkit.cluster.calls import outgoing, public_methods
+from rlkit.cluster.calls import first_batch, outgoing, public_methods
 from rlkit.html import table
 from rlkit.store import Column
 from rlkit.types import RowStore
@@ -211,7 +211,7 @@ class WorkerGroup:
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         future = self._start(name, args, kwargs)
         column = getattr(self.methods[name], "__rlkit_column__", None)
-        batch = _first_batch(args, kwargs)
+        batch = first_batch(args, kwargs)
         if column is None or batch is None or self._store is None:
             return future.result()
         return Column(column, self._store, batch.uids, lambda: future.result().parts)
@@ -222,7 +222,7 @@ class WorkerGroup:
         prepare = getattr(method, "__rlkit_prepare__", None)
         if prepare is not None:
             kwargs = kwargs | prepare(*args, **kwargs)
-        batch = _first_batch(args, kwargs)
+        batch = first_batch(args, kwargs)
         args = tuple(outgoing(value, self._store) for value in args)
         kwargs = {key: outgoing(value, self._store) for key, value in kwargs.items()}
         stage = trace.label(stage_of(method, name))
@@ -271,7 +271,3 @@ def _documented(method: Callable[..., Any], call: Callable[..., Any]) -> Callabl
     parameters = [p for name, p in signature.parameters.items() if name != "self"]
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return call
-
-
-def _first_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Batch | None:
-    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Batch)), None)

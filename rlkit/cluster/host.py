@@ -16,7 +16,14 @@ import cloudpickle
 from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.calls import Failure, Interrupted, detached, incoming, mark_sent
+from rlkit.cluster.calls import (
+    Failure,
+    Interrupted,
+    detached,
+    first_batch,
+    incoming,
+    mark_sent,
+)
 from rlkit.cluster.local import accepts_context, rows_and_tokens
 from rlkit.shield import shield
 from rlkit.store import Column
@@ -139,7 +146,7 @@ class WorkerHost:
             args = [incoming(value) for value in args]
             kwargs = {key: incoming(value) for key, value in kwargs.items()}
             result = getattr(self.worker, method)(*args, **kwargs)
-            given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
+            given = first_batch(args, kwargs)
             if given is not None:
                 given = given.shard(self.context.dp_rank, self.context.dp_size)
             span.rows, span.tokens = rows_and_tokens(given, result)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.calls import current_class, default_name, incoming, merge
+from rlkit.cluster.calls import current_class, default_name, first_batch, incoming, merge
 from rlkit.cluster.group import WorkerGroup
 from rlkit.config import Layout
 from rlkit.functions import ship
@@ -118,7 +118,7 @@ class _InProcess:
             return self._call(method, args, kwargs, stage, call)
 
     def _call(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
-        batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
+        batch = first_batch(args, kwargs)
         with trace.stage_span(stage, self._meter, worker=f"{self.name}/0", call=call) as span:
             result = getattr(self.worker, method)(
                 *map(incoming, args), **{key: incoming(value) for key, value in kwargs.items()}

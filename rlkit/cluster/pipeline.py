@@ -148,10 +148,14 @@ class Pipeline:
     def cancel(self, call: Call, reason: str) -> None:
         """Stop a call on all ranks, or keep it from starting; the one that runs now goes on."""
         import ray
+        from ray import exceptions
 
         if call.ended:
             return
-        states = ray.get(self._send("cancel", call.number, reason), timeout=self.timeout_s)
+        try:
+            states = ray.get(self._send("cancel", call.number, reason), timeout=self.timeout_s)
+        except exceptions.RayActorError:  # the call fails by itself, and names who died
+            return
         if "running" in states:
             self._interrupted = call
 

@@ -65,19 +65,6 @@ AREA_COLOURS = {
     "eval": ROLE_COLOURS["evaluation"],
 }
 
-UNITS = {
-    "s": "s",
-    "ms": "ms",
-    "gib": "GiB",
-    "mib": "MiB",
-    "bytes": "B",
-    "tokens": "tokens",
-    "steps": "steps",
-    "rows": "rows",
-    "groups": "groups",
-}
-REDUCTIONS = ("mean", "max", "min", "std", "sum")
-
 
 def _style_rc() -> dict[Any, Any]:
     """The rc parameters of the look: the petroff10 cycle (matplotlib >= 3.10) and our frame."""
@@ -117,26 +104,6 @@ def new_axes(ax: Axes | None = None) -> Axes:
             "Pass one of `fig, axes = plt.subplots(...)`, or leave it out for a new figure."
         )
     return ax
-
-
-def unit_of(name: str) -> str:
-    """Unit of a metric: from rlkit.metrics.GLOSSARY, else from the name's ending, else "1"."""
-    from rlkit.metrics import GLOSSARY
-
-    metric = GLOSSARY.get(name)
-    return (metric.unit if metric else _unit_from_ending(name)) or "1"
-
-
-def _unit_from_ending(name: str) -> str:
-    """`peak_gib` -> GiB, `wait_s_max` -> s, `tokens_per_s_per_device` -> tokens/s/device."""
-    words = name.rsplit("/", 1)[-1].split("_")
-    while len(words) > 1 and words[-1] in REDUCTIONS:
-        words.pop()
-    if "per" not in words[1:-1]:
-        return UNITS.get(words[-1], "1") if len(words) > 1 else "1"
-    start = words.index("per", 1)
-    parts = [words[start - 1], *" ".join(words[start + 1 :]).split(" per ")]
-    return "/".join(UNITS.get(part, part) for part in parts)
 
 
 def axis_label(quantity: str, unit: str, *notes: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loss_batches import AGGREGATES, LOSSES, POLICY_LOSSES, gradient, of_ratios, steps, summed
 
 from rlkit.algo import token_mean
-from rlkit.metrics import GLOSSARY
+from rlkit.glossary import GLOSSARY
 
 COLUMNS = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
 

@@ -33,8 +33,9 @@ class Pair:
             time.sleep(0.01)
         return "awake"
 
-    def fail_on(self, rank):
+    def fail_on(self, rank, after_s=0.0):
         if self.context.dp_rank == rank:
+            time.sleep(after_s)
             raise ZeroDivisionError("by design")
         self.sum()
 
@@ -92,7 +93,7 @@ def test_calls_run_in_the_order_of_their_start(pair):
 
 def test_what_is_queued_behind_a_failed_call_is_not_run(pair):
     before = pair.note("before")
-    failing = pair.submit.fail_on(1)
+    failing = pair.submit.fail_on(1, after_s=2.0)  # the others are queued by then
     queued = [pair.submit.note("queued") for _ in range(3)]
     with pytest.raises(ZeroDivisionError, match="by design"):
         failing.result()
@@ -104,8 +105,20 @@ def test_what_is_queued_behind_a_failed_call_is_not_run(pair):
     assert pair.sum() == [2.0, 2.0]  # a process group of both again
 
 
+def test_what_is_started_after_a_failure_has_come_is_run(pair):
+    failing = pair.submit.fail_on(1)
+    assert until(failing.done)
+    assert pair.sum() == [2.0, 2.0]
+    with pytest.raises(ZeroDivisionError):
+        failing.result()
+
+
 def test_a_queued_failure_is_raised_by_its_own_future(pair):
-    first, second, third = pair.submit.note(1), pair.submit.fail_on(0), pair.submit.sum()
+    first, second, third = (
+        pair.submit.note(1),
+        pair.submit.fail_on(0, after_s=2.0),
+        pair.submit.sum(),
+    )
     first.result()
     with pytest.raises(RuntimeError, match="not run"):
         third.result()
