@@ -1,7 +1,10 @@
 """The cluster of one process: the same lines, no Ray. Calls run at once, in the caller's thread."""
 
+import inspect
 import os
 import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 from rlkit import trace
@@ -124,8 +127,26 @@ class _InProcess:
                 *map(incoming, args), **{key: incoming(value) for key, value in kwargs.items()}
             )
             span.devices = self.cluster.num_devices
+            if inspect.isgenerator(result):  # its body runs piece by piece, in spans of their own
+                return self._pieces(result, stage, call)
             span.rows, span.tokens = rows_and_tokens(batch, result)
         return result
+
+    def _pieces(self, items: Generator[Any, Any, Any], stage: str, call: int) -> Iterator[Any]:
+        with closing(items):
+            while True:
+                span = trace.stage_span(stage, self._meter, worker=f"{self.name}/0", call=call)
+                with self._lock, span:
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                    span.devices = self.cluster.num_devices
+                    span.rows, span.tokens = rows_and_tokens(None, item)
+                yield item
+
+    def stream(self, ticket: Any) -> Iterator[Any]:
+        return ticket
 
     def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
         return merge([ticket], batch)

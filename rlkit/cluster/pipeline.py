@@ -8,7 +8,7 @@ mended before the next. What a call was given is kept until all ranks have answe
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rlkit.cluster.calls import Failure, Interrupted
 
@@ -123,13 +123,7 @@ class Pipeline:
         while not call.ended:
             left = deadline - time.time()
             if left <= 0:
-                self.broken = True
-                names = ", ".join(f"{self.name}/{rank}" for rank in call.waiting.values())
-                raise TimeoutError(
-                    f"{self.name}.{call.what}: {names} did not answer within {limit:.0f} s. It may "
-                    "still run: wait with future.result(timeout_s=...), raise "
-                    "rk.launch(timeout_s=...), or cluster.respawn(group)."
-                )
+                self.give_up(call, limit)
             self._pump(min(left, 1.0))
         call.collected = True
         # An error that was raised holds the frames of who waits, so nothing here may hold it.
@@ -138,6 +132,16 @@ class Pipeline:
         if error is not None:
             raise error
         return [answers[rank] for rank in range(len(call.refs))]
+
+    def give_up(self, call: Call, waited_s: float) -> NoReturn:
+        """TimeoutError that names the ranks that did not answer."""
+        self.broken = True
+        names = ", ".join(f"{self.name}/{rank}" for rank in call.waiting.values())
+        raise TimeoutError(
+            f"{self.name}.{call.what}: {names} did not answer within {waited_s:.0f} s. It may "
+            "still run: wait with future.result(timeout_s=...), raise "
+            "rk.launch(timeout_s=...), or cluster.respawn(group)."
+        )
 
     def done(self, call: Call) -> bool:
         """Whether the call has ended; never waits."""

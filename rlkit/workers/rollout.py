@@ -1,6 +1,6 @@
 """RolloutWorker: prompts in, responses out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ class RolloutWorker:
         )
         self.link = weights.Link(device=self.context.device)
         self.staged: dict[str, Tensor] | None = None
+        self._streaming = False
 
     @property
     def version(self) -> int:
@@ -89,6 +90,69 @@ class RolloutWorker:
         Adds response, response_ids, response_mask, rollout_logprobs, token_version, finish_reason,
         temperature; the prompts' own columns are repeated. uid = group id x 65536 + sample number.
         """
+        prompts, uids, requests = self._requests(
+            prompts, n, temperature, max_new_tokens, first_sample
+        )
+        return self._batch(prompts, uids, self.engine.generate(requests), n=n)
+
+    @stage("generate")
+    @on_driver(reserve_samples)
+    def stream(
+        self,
+        prompts: Batch,
+        *,
+        n: int = 1,
+        temperature: float = 1.0,
+        max_new_tokens: int | None = None,
+        first_sample: np.ndarray | None = None,
+        least: int = 1,
+    ) -> Iterator[Batch]:
+        """``generate`` piece by piece: yields groups as soon as ``least`` of them are finished.
+
+        The same rows with the same tokens, in the order in which groups end; a group is never cut.
+        """
+        least = whole("least", least, what="group")
+        prompts, uids, requests = self._requests(
+            prompts, n, temperature, max_new_tokens, first_sample
+        )
+        group_of = {uid: i // n for i, uid in enumerate(uids.tolist())}
+        done: dict[int, dict[int, Response]] = {}  # group -> uid -> response
+        finished: list[int] = []
+        self._streaming = True
+        try:
+            for request in requests:
+                self.engine.add(request)
+            left = len(requests)
+            while left:
+                for response in self.engine.step():
+                    group = group_of[response.uid]
+                    done.setdefault(group, {})[response.uid] = response
+                    if len(done[group]) == n:
+                        finished.append(group)
+                if len(finished) >= min(least, left):
+                    left -= len(finished)
+                    at = sorted(finished)
+                    finished.clear()
+                    rows = [uid for group in at for uid in uids[group * n : (group + 1) * n]]
+                    responses = [done[group_of[uid]][uid] for uid in rows]
+                    yield self._batch(prompts.select(at), np.asarray(rows), responses, n=n)
+        finally:
+            self._streaming = False
+            self.engine.abort()
+
+    def _requests(
+        self,
+        prompts: Batch,
+        n: int,
+        temperature: float,
+        max_new_tokens: int | None,
+        first_sample: np.ndarray | None,
+    ) -> tuple[Batch, np.ndarray, list[Request]]:
+        """This rank's prompts, the uids [P * n] of their responses, and a request a prompt."""
+        if self._streaming:
+            raise RuntimeError(
+                "generate: a stream of this worker is open; use it up or close() it first."
+            )
         if first_sample is None:
             first_sample = np.asarray(reserve_samples(prompts, n=n)["first_sample"])
         sampling = SamplingParams(
@@ -108,8 +172,7 @@ class RolloutWorker:
             Request(prompt.tolist(), uids[i * n : (i + 1) * n].tolist(), sampling)
             for i, prompt in enumerate(ids)
         ]
-        responses = self.engine.generate(requests)
-        return self._batch(prompts, uids, responses, n=n)
+        return prompts, uids, requests
 
     def _batch(
         self, prompts: Batch, uids: np.ndarray, responses: list[Response], *, n: int
