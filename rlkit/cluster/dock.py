@@ -1,13 +1,17 @@
-"""The dock on Ray: a controller actor a stage, and the node's store actor as its warehouse.
+"""The dock on Ray: stages' controllers in a process a node, and the nodes' store actors as
+warehouses.
 
 Only metadata goes to controllers and to the driver; values go from a process to its own node's
 warehouse, and from there straight to who asks.
 """
 
+import logging
 import os
+import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,46 +21,65 @@ from rlkit.dock.traffic import DRIVER
 from rlkit.dock.transport import Reply, ledger_node
 from rlkit.functions import Shipped, ship
 
+logger = logging.getLogger("rlkit.dock")
+
 AWAY_S = 30.0
 """How long an actor that died may take to start again."""
-WAITING = 64
-"""Calls that may wait in one controller at a time."""
+WAITING = 128
+"""Calls that may wait in one node's controllers at a time."""
 
 
 class ControllerActor:
-    """One stage's controller. A restarted one knows what the warehouses and the ledger know."""
+    """The controllers of a dock that sit on one node; a restarted one knows what the warehouses
+    and the ledgers know.
+    """
 
     def __init__(
-        self,
-        stage: str,
-        dock: str,
-        warehouses: Mapping[str, Any],
-        *,
-        timeout_s: float,
-        **limits: Any,
+        self, dock: str, warehouses: Mapping[str, Any], *, timeout_s: float, lease_s: float
     ) -> None:
-        """``limits``: ``capacity`` and ``lease_s`` of the controller."""
-        self.dock, self.timeout_s = dock, timeout_s
-        keeper = warehouses[ledger_node(stage, tuple(warehouses))]
-        self.controller = Controller(
-            stage,
-            commit=lambda token, held: self._ask([keeper], "commit", stage, token, held),
-            **limits,
-        )
-        found = self._ask(list(warehouses.values()), "index", stage)
-        notices = [notice for each in found for notice in each]
-        (ledger,) = self._ask([keeper], "ledger", stage)
-        self.controller.restore(notices, ledger, leased=True)
+        self.dock, self.warehouses = dock, dict(warehouses)
+        self.timeout_s, self.lease_s = timeout_s, lease_s
+        self._controllers: dict[str, Controller] = {}
+        self._lock = threading.Lock()
 
-    def _ask(self, warehouses: Sequence[Any], method: str, *args: Any) -> list[Any]:
+    def open(self, stage: str, capacity: int | None) -> None:
+        """Make a stage's controller unless it is there."""
+        with self._lock:
+            if stage in self._controllers:
+                return
+            keeper = [ledger_node(stage, tuple(self.warehouses))]
+            controller = Controller(
+                stage,
+                capacity=capacity,
+                lease_s=self.lease_s,
+                commit=lambda token, held: self._ask(keeper, "commit", stage, token, held),
+            )
+            found = self._ask(tuple(self.warehouses), "index", stage)
+            ledger = self._ask(keeper, "ledger", stage)[0] or {"leases": {}, "last": 0}
+            notices = [notice for each in found for notice in each or ()]
+            controller.restore(notices, ledger, leased=True)
+            self._controllers[stage] = controller
+
+    def _ask(self, nodes: Sequence[str], method: str, *args: Any) -> list[Any]:
+        """A method of some nodes' warehouses; None where a warehouse is lost."""
         import ray
 
-        refs = [place.of_dock.remote(self.dock, method, args, {}) for place in warehouses]
-        return ray.get(refs, timeout=self.timeout_s)
+        refs = [self.warehouses[n].of_dock.remote(self.dock, method, args, {}) for n in nodes]
+        return [self._answer(n, ray, ref) for n, ref in zip(nodes, refs, strict=True)]
 
-    def call(self, method: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-        """A method of the controller."""
-        return getattr(self.controller, method)(*map(_loaded, args), **options)
+    def _answer(self, node: str, ray: Any, ref: Any) -> Any:
+        try:
+            return ray.get(ref, timeout=self.timeout_s)
+        except (LookupError, ray.exceptions.RayActorError) as error:
+            logger.error("%s: node %s has no warehouse (%s)", self.dock, node[:8], error)
+            return None
+
+    def call(
+        self, stage: str, capacity: int | None, method: str, args: Any, options: Mapping[str, Any]
+    ) -> Any:
+        """A method of a stage's controller."""
+        self.open(stage, capacity)
+        return getattr(self._controllers[stage], method)(*map(_loaded, args), **options)
 
     def pid_of(self) -> int:
         """This process's id."""
@@ -85,16 +108,24 @@ class RayDockTransport:
             )
         self.name = f"dock-{uuid.uuid4().hex[:8]}"
         self.nodes, self.graph, self.capacity = tuple(warehouses), graph, capacity
-        self.lease_s, self.timeout_s = lease_s, timeout_s
-        self._warehouses, self._actors = dict(warehouses), {}
-        self._owner = True
+        self.timeout_s = timeout_s
         self._consumers = graph.consumers if graph else ()
+        self._stages = dict.fromkeys((DRIVER, *self._consumers))
+        self._warehouses = dict(warehouses)
         self.warehouses("make", dict.fromkeys(self.nodes, self._consumers))
-        for stage in (DRIVER, *self._consumers):
-            self.open(stage)
+        self._actors = {node: self._start(node, lease_s) for node in self.nodes}
+        self.controllers("consumed", dict.fromkeys(self._stages, ()))  # all of them are there
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_owner": False}
+    def _start(self, node: str, lease_s: float) -> Any:
+        """The controllers' process on one node; on another one if that node is lost."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        actor: Any = ray.remote(ControllerActor)
+        return actor.options(
+            num_cpus=0, max_concurrency=WAITING, max_restarts=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
+        ).remote(self.name, self._warehouses, timeout_s=self.timeout_s, lease_s=lease_s)  # fmt: skip
 
     @property
     def here(self) -> str:
@@ -105,39 +136,24 @@ class RayDockTransport:
         return node if node in self._warehouses else self.nodes[0]
 
     def open(self, stage: str) -> None:
-        """Start a stage's controller unless it runs; workers find those the driver has opened."""
-        import ray
+        """Know a stage: its controller starts with the first call to it."""
+        self._stages[stage] = None
 
-        if stage in self._actors:
-            return
-        if not self._owner:
-            try:
-                self._actors[stage] = ray.get_actor(f"{self.name}/{stage}")
-                return
-            except ValueError:
-                raise KeyError(
-                    f"stage {stage!r}: got a stage without a controller, need it in the dock's "
-                    f"graph, or opened by the driver: dock.transport.open({stage!r})."
-                ) from None
-        actor: Any = ray.remote(ControllerActor)
-        self._actors[stage] = actor.options(
-            name=f"{self.name}/{stage}", num_cpus=0, max_concurrency=WAITING, max_restarts=-1
-        ).remote(
-            stage,
-            self.name,
-            self._warehouses,
-            timeout_s=self.timeout_s,
-            capacity=None if stage == DRIVER else self.capacity,
-            lease_s=self.lease_s,
-        )
+    def _of(self, stage: str) -> Any:
+        """The process that has a stage's controller: beside another node's ledger if it can be."""
+        keeper = self.nodes.index(ledger_node(stage, self.nodes))
+        return self._actors[self.nodes[(keeper + 1) % len(self.nodes)]]
 
     def renew(self, node: str) -> None:
         """Start a node's warehouse, empty, if its process died."""
         self.warehouses("make", {node: self._consumers})
 
     def stages(self) -> Sequence[str]:
-        """Stages that have a controller."""
-        return tuple(self._actors)
+        """Stages that have a controller, those that other processes opened among them."""
+        with suppress(LookupError):
+            for reply in self.warehouses("stages", dict.fromkeys(self.nodes, ())).values():
+                self._stages |= dict.fromkeys(reply.value)
+        return tuple(self._stages)
 
     def controllers(
         self, method: str, calls: Mapping[str, tuple[Any, ...]], **options: Any
@@ -146,33 +162,35 @@ class RayDockTransport:
         for stage in calls:
             self.open(stage)
         sent = {stage: tuple(map(_sendable, args)) for stage, args in calls.items()}
-        return self._every(self._actors, method, sent, options)
+
+        def send(stage: str) -> Any:
+            capacity = None if stage == DRIVER else self.capacity
+            return self._of(stage).call.remote(stage, capacity, method, sent[stage], options)
+
+        return self._every(send, sent, method, options)
 
     def warehouses(
         self, method: str, calls: Mapping[str, tuple[Any, ...]], **options: Any
     ) -> dict[str, Reply]:
         """Call ``method`` of the warehouses of some nodes at once; node -> reply."""
-        return self._every(self._warehouses, method, calls, options)
+
+        def send(node: str) -> Any:
+            return self._warehouses[node].of_dock.remote(self.name, method, calls[node], options)
+
+        return self._every(send, calls, method, options)
 
     def _every(
-        self, actors: Mapping[str, Any], method: str, calls: Mapping[str, Any], options: Any
+        self, send: Callable[[str], Any], names: Iterable[str], method: str, options: Any
     ) -> dict[str, Reply]:
+        """Send to all, then wait for each; seconds are until its own answer."""
         start = time.perf_counter()
         limit = self.timeout_s + options.get("timeout_s", 0.0)
-        send = self._to_warehouse if actors is self._warehouses else self._to_controller
-        refs = {name: send(actors[name], method, args, options) for name, args in calls.items()}
+        refs = {name: send(name) for name in names}
         found = {}
         for name, ref in refs.items():
-            again = lambda n=name: send(actors[n], method, calls[n], options)
-            value = _answer(ref, again, f"{name}: {method}", limit)
+            value = _answer(ref, lambda n=name: send(n), f"{name}: {method}", limit)
             found[name] = Reply(value, time.perf_counter() - start)
         return found
-
-    def _to_warehouse(self, actor: Any, method: str, args: Any, options: Any) -> Any:
-        return actor.of_dock.remote(self.name, method, args, options)
-
-    def _to_controller(self, actor: Any, method: str, args: Any, options: Any) -> Any:
-        return actor.call.remote(method, args, options)
 
     def close(self) -> None:
         """End the controllers, and forget the rows."""

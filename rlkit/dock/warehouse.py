@@ -178,6 +178,11 @@ class Warehouse:
 
     # ---- metadata ----
 
+    def stages(self) -> tuple[str, ...]:
+        """Stages whose controllers have asked for the index."""
+        with self._lock:
+            return tuple(self._stages)
+
     def index(self, stage: str) -> list[Notice]:
         """Notices of all that lies here; from now on ``put`` names the stage."""
         with self._lock:

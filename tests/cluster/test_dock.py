@@ -39,13 +39,12 @@ class Hand:
 @pytest.fixture
 def dock(ray_cluster):
     dock = ray_cluster.dock(lease_s=4.0, timeout_s=20.0)
-    dock.transport.open("generate")
     yield dock
     dock.transport.close()
 
 
 def controller_pid(dock, stage):
-    return ray.get(dock.transport._actors[stage].pid_of.remote(), timeout=60)
+    return ray.get(dock.transport._of(stage).pid_of.remote(), timeout=60)
 
 
 def test_rows_go_from_process_to_process(ray_cluster, dock):
@@ -115,7 +114,10 @@ def test_a_lost_store_process_names_the_rows_to_make_again(ray_cluster):
     dock.transport.close()
 
 
-def test_a_stage_that_nobody_opened_is_named(ray_cluster, dock):
-    hand = ray_cluster.spawn(Hand, dock, name="lost_hand")
-    with pytest.raises(KeyError, match=r"dock\.transport\.open"):
-        hand.take("nobody", ["answer"], 1)
+def test_a_stage_appears_with_the_first_get_of_any_process(ray_cluster, dock):
+    dock.put({"answer": list("ab")}, np.arange(2))
+    hand = ray_cluster.spawn(Hand, dock, name="first_hand")
+    hand.take("judge", ["answer"], 2)
+    assert "judge" in dock.transport.stages()
+    hand.ack()
+    assert dock.frame()["stage:judge"].tolist() == ["consumed", "consumed"]
