@@ -104,6 +104,14 @@ class Shelf:
             raise KeyError(f"{key}: no rows with uid {missing}.")
         return rows.select(torch.from_numpy(order[at]) if len(uids) else torch.zeros(0).long())
 
+    def all_of(self, key: str) -> tuple[np.ndarray, Rows]:
+        """All uids [N] and rows of a key that is there."""
+        with self._lock:
+            known, order, rows = self._rows[key]
+        uids = np.empty_like(known)
+        uids[order] = known
+        return uids, rows
+
     def free(self, key: str) -> None:
         """Forget the rows of ``key``; unknown keys are no error."""
         with self._lock:

@@ -12,6 +12,7 @@ import cloudpickle
 
 from rlkit import device as devices
 from rlkit.batch import Batch
+from rlkit.dock import TransferDock
 from rlkit.functions import Shipped, ship
 from rlkit.metrics import StepMetrics
 from rlkit.store import Column
@@ -30,8 +31,10 @@ def outgoing(value: Any, store: RowStore | None) -> Any:
     return value
 
 
-def incoming(value: Any) -> Any:
-    """The argument as the worker sees it."""
+def incoming(value: Any, worker: str) -> Any:
+    """The argument as the worker sees it; of a dock it is a holder."""
+    if isinstance(value, TransferDock):
+        return value.arrived(worker)
     return value.load() if isinstance(value, Shipped) else value
 
 

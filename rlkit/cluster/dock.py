@@ -10,6 +10,7 @@ import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -91,15 +92,15 @@ class RayDockTransport:
 
     def __init__(
         self,
-        warehouses: Mapping[str, Any],
+        store: Any,
         *,
         graph: Graph | None = None,
         capacity: int | None = None,
         lease_s: float = 60.0,
         timeout_s: float = 600.0,
     ) -> None:
-        """``warehouses``: node id -> store actor. ``capacity``: rows that may wait for each stage
-        of the graph.
+        """``store`` is the cluster's; ``capacity``: rows that may wait for each stage of the
+        graph.
         """
         if capacity is not None and graph is None:
             raise ValueError(
@@ -107,14 +108,18 @@ class RayDockTransport:
                 "Pass graph=, such as rlkit.dock.GRPO."
             )
         self.name = f"dock-{uuid.uuid4().hex[:8]}"
-        self.nodes, self.graph, self.capacity = tuple(warehouses), graph, capacity
-        self.timeout_s = timeout_s
+        self.nodes, self.graph, self.capacity = tuple(store.actors), graph, capacity
+        self.store, self.timeout_s = store, timeout_s
         self._consumers = graph.consumers if graph else ()
         self._stages = dict.fromkeys((DRIVER, *self._consumers))
-        self._warehouses = dict(warehouses)
+        self._warehouses = dict(store.actors)
         self.warehouses("make", dict.fromkeys(self.nodes, self._consumers))
         self._actors = {node: self._start(node, lease_s) for node in self.nodes}
         self.controllers("consumed", dict.fromkeys(self._stages, ()))  # all of them are there
+        weakref.finalize(self, _close, self.name, self._warehouses, self._actors).atexit = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"store": None}
 
     def _start(self, node: str, lease_s: float) -> Any:
         """The controllers' process on one node; on another one if that node is lost."""
@@ -125,7 +130,9 @@ class RayDockTransport:
         return actor.options(
             num_cpus=0, max_concurrency=WAITING, max_restarts=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
-        ).remote(self.name, self._warehouses, timeout_s=self.timeout_s, lease_s=lease_s)  # fmt: skip
+        ).remote(
+            self.name, self._warehouses, timeout_s=self.timeout_s, lease_s=lease_s
+        )  # fmt: skip
 
     @property
     def here(self) -> str:
@@ -194,12 +201,18 @@ class RayDockTransport:
 
     def close(self) -> None:
         """End the controllers, and forget the rows."""
-        import ray
+        _close(self.name, self._warehouses, self._actors)
 
-        self.warehouses("close", dict.fromkeys(self.nodes, ()))
-        for actor in self._actors.values():
+
+def _close(name: str, warehouses: Mapping[str, Any], actors: dict[str, Any]) -> None:
+    import ray
+
+    if ray.is_initialized():
+        for warehouse in warehouses.values():
+            warehouse.of_dock.remote(name, "close", (), {})
+        for actor in actors.values():
             ray.kill(actor)
-        self._actors.clear()
+    actors.clear()
 
 
 def _answer(ref: Any, again: Any, what: str, limit_s: float) -> Any:

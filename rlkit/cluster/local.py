@@ -121,10 +121,11 @@ class _InProcess:
             return self._call(method, args, kwargs, stage, call)
 
     def _call(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
-        batch = first_batch(args, kwargs)
-        with trace.stage_span(stage, self._meter, worker=f"{self.name}/0", call=call) as span:
+        batch, me = first_batch(args, kwargs), f"{self.name}/0"
+        with trace.stage_span(stage, self._meter, worker=me, call=call) as span:
             result = getattr(self.worker, method)(
-                *map(incoming, args), **{key: incoming(value) for key, value in kwargs.items()}
+                *(incoming(value, me) for value in args),
+                **{key: incoming(value, me) for key, value in kwargs.items()},
             )
             span.devices = self.cluster.num_devices
             if inspect.isgenerator(result):  # its body runs piece by piece, in spans of their own

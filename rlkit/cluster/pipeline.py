@@ -69,9 +69,12 @@ class Pipeline:
         send: Callable[..., list[Any]],
         mend: Callable[[], None],
         discard: Callable[[Any], None],
+        died: Callable[[list[int]], None] = lambda ranks: None,
     ) -> None:  # fmt: skip
+        """``died(ranks)`` hears of ranks whose process is gone."""
         self.name, self.timeout_s = name, timeout_s
-        self._check, self._send, self._mend, self._discard = check, send, mend, discard
+        self._check, self._send, self._mend = check, send, mend
+        self._discard, self._died = discard, died
         self._calls: list[Call] = []
         self._interrupted: Call | None = None
         self._lock = threading.RLock()
@@ -259,6 +262,7 @@ class Pipeline:
         """What the caller gets: a death, or the error of the rank that failed by itself."""
         dead = self._dead(call)
         if dead:
+            self._died(dead)
             names = ", ".join(f"{self.name}/{rank}" for rank in dead)
             self._lose(f"worker {names} died ({str(call.answers[dead[0]]).splitlines()[0]})")
             return RuntimeError(f"{self.name}.{call.what}: {self._lost}")

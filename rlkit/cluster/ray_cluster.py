@@ -4,7 +4,9 @@ their own.
 
 import gc
 import logging
+import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,7 @@ class RayCluster:
         # A group that nobody names any more ends its processes and frees its devices.
         self.groups: weakref.WeakValueDictionary[str, WorkerGroup] = weakref.WeakValueDictionary()
         self._transports: list[RayTransport] = []
+        self._docks: weakref.WeakSet[RayDockTransport] = weakref.WeakSet()
         self.lost = False
         self.open = True
         ray, self.started, self._connected = connect(device, num_devices, address=address)
@@ -166,10 +169,26 @@ class RayCluster:
         """
         self._check_open("dock")
         transport = RayDockTransport(
-            self.store.actors, graph=graph, capacity=capacity, lease_s=lease_s,
+            self.store, graph=graph, capacity=capacity, lease_s=lease_s,
             timeout_s=self.timeout_s,
         )  # fmt: skip
+        self._docks.add(transport)
         return (CentralDock if central else TransferDock)(transport, timeout_s=timeout_s)
+
+    def _drop_leases(self, holders: Sequence[str]) -> None:
+        """Workers are gone: what they hold of docks is offered again, at once."""
+
+        def drop(dock: TransferDock, holder: str) -> None:
+            try:
+                dock.drop(holder)
+            except (RuntimeError, TimeoutError, LookupError) as error:  # leases run out by time
+                logger.warning("leases of %s: %s", holder, error)
+
+        for transport in list(self._docks):
+            for holder in holders:
+                call = threading.Thread(target=drop, args=(TransferDock(transport), holder))
+                call.daemon = True
+                call.start()
 
     def respawn(self, group: WorkerGroup) -> None:
         """New processes for the group, from the class as it is now; the workers' state is lost."""

@@ -34,7 +34,8 @@ class StoreActor:
         if method == "close":
             self._docks.pop(dock, None)
         elif method == "make":
-            self._docks.setdefault(dock, Warehouse(self.node, consumers=args))
+            made = Warehouse(self.node, consumers=args, name=dock, store=self.shelf)
+            self._docks.setdefault(dock, made)
         elif dock not in self._docks:
             raise LookupError(
                 f"{dock}: its rows on node {self.node!r} are gone: the store process died. Call "
@@ -48,8 +49,14 @@ class StoreActor:
         self.shelf.put(key, uids, rows)
 
     def get(self, requests: Sequence[tuple[str, np.ndarray]]) -> list[Rows]:
-        """Rows of each (key, uids)."""
-        return [self.shelf.get(key, uids) for key, uids in requests]
+        """Rows of each (key, uids); of a dock's rows the key is ``DOCK:COLUMN``."""
+        return [self._rows(key, uids) for key, uids in requests]
+
+    def _rows(self, key: str, uids: np.ndarray) -> Rows:
+        dock, _, column = key.partition(":")
+        if dock in self._docks:
+            return self._docks[dock].fetch({column: uids})[column]
+        return self.shelf.get(key, uids)
 
     def free(self, keys: Sequence[str]) -> None:
         """Forget keys."""

@@ -63,6 +63,7 @@ class RayTransport:
             send=self._send,
             mend=self._mend,
             discard=self._results,
+            died=lambda ranks: cluster._drop_leases([f"{self.name}/{rank}" for rank in ranks]),
         )
 
     # ---- life ----

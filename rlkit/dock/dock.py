@@ -5,7 +5,6 @@ controllers hear and tell where they are.
 """
 
 import copy
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,10 +15,9 @@ import numpy as np
 
 from rlkit.batch import Batch
 from rlkit.checks import whole
-from rlkit.dock import inspector, recovery
-from rlkit.dock.explain import no_room, short_of
+from rlkit.dock import inspector, recovery, writes
+from rlkit.dock.explain import short_of
 from rlkit.dock.messages import (
-    Facts,
     Grant,
     Notice,
     Peers,
@@ -31,9 +29,7 @@ from rlkit.dock.messages import (
 from rlkit.dock.samplers import in_order
 from rlkit.dock.traffic import DRIVER, Traffic
 from rlkit.dock.transport import LocalTransport, Transport
-from rlkit.dock.values import assemble, meta_of, rows_of, stamp_of, uids_of
-
-logger = logging.getLogger("rlkit.dock")
+from rlkit.dock.values import assemble, handles_of, meta_of, rows_of, stamp_of, uids_of
 
 
 class Lease:
@@ -87,6 +83,10 @@ class TransferDock:
         other.partition = partition or self.partition
         return other
 
+    def arrived(self, holder: str) -> Self:
+        """The dock as a worker process uses it, which got it from the driver."""
+        return self.at(node=self.transport.here, holder=holder)
+
     def _home(self) -> str:
         """The node whose warehouse takes what is put."""
         return self.node
@@ -105,50 +105,32 @@ class TransferDock:
     ) -> None:
         """Write columns of rows ``uids`` [N]: tensors, lists, ``Rows`` or ``Column``s.
 
-        ``stage`` is who writes. New rows belong to this dock's partition; ``group_ids`` and
-        ``policy_version`` [N] stay as they are if left out (of new rows: the uid, 0). Waits while
-        the stages' capacity is used up.
+        Columns of the cluster's store stay on the nodes where they are. ``stage`` is who writes.
+        New rows belong to this dock's partition; ``group_ids`` and ``policy_version`` [N] stay as
+        they are if left out (of new rows: the uid, 0). Waits while the stages' capacity is used up.
         """
         uids = uids_of(uids)
-        rows = {name: rows_of(name, values, uids) for name, values in columns.items()}
-        groups = meta_of("group_ids", group_ids, uids)
-        self._admit(uids, uids if groups is None else groups, timeout_s)
-        home = self._home()
+        handles = {n: v for n, v in columns.items() if writes.is_handle(self.transport, v)}
+        rows = {n: rows_of(n, v, uids) for n, v in columns.items() if n not in handles}
+        groups, home = meta_of("group_ids", group_ids, uids), self._home()
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        writes.admit(self.transport, uids, uids if groups is None else groups, timeout_s=limit)
         notice = Notice(
             node=home,
             stage=stage,
             uids=uids,
-            columns={name: Facts.of(values) for name, values in rows.items()},
+            columns={},
             group_ids=groups,
             versions=meta_of("policy_version", policy_version, uids),
             partition=self.partition,
             stamp=stamp_of(self.holder),
         )
-        reply = self.transport.warehouses("put", {home: (notice, rows)})[home]
-        told = self.transport.controllers("notice", dict.fromkeys(reply.value, (notice,)))
-        self._tidy(notice, [answer.value for answer in told.values()])
-        nbytes = sum(values.nbytes for values in rows.values())
-        self._count((stage, self.node, home), nbytes, reply.seconds)
-
-    def _admit(self, uids: np.ndarray, groups: np.ndarray, timeout_s: float | None) -> None:
-        graph, limit = self.transport.graph, self.timeout_s if timeout_s is None else timeout_s
-        for stage in graph.consumers if graph and self.transport.capacity else ():
-            calls = {stage: (uids, groups)}
-            short = self.transport.controllers("admit", calls, timeout_s=limit)[stage].value
-            if short is not None:
-                raise no_room(short, uids)
-
-    def _tidy(self, notice: Notice, answers: Sequence[Any]) -> None:
-        """Free what came too late, and values that were written again elsewhere."""
-        late = [uids for uids, _ in answers if len(uids)]
-        if late:
-            logger.warning("%d rows came after all stages were done with them", len(late[0]))
-            self.transport.warehouses("free", {notice.node: (late[0],)})
-        for node, stale in {n: c for _, moved in answers for n, c in moved.items()}.items():
-            for name, uids in stale.items():
-                logger.info("column %r of %d rows is written again", name, len(uids))
-                call = {node: (uids, [name])}
-                self.transport.warehouses("free", call, before=notice.stamp + 1)
+        if handles:
+            writes.put_handles(self.transport, notice, handles)
+        if rows:
+            seconds = writes.put_values(self.transport, notice, rows)
+            nbytes = sum(values.nbytes for values in rows.values())
+            self._count((stage, self.node, home), nbytes, seconds)
 
     def fetch(
         self,
@@ -200,8 +182,11 @@ class TransferDock:
             raise
 
     def _pull(self, stage: str, places: Places) -> Batch:
-        """The values, from the nodes that have them."""
+        """The values, from the nodes that have them; on a cluster's driver their handles."""
         by_node = places.by_node()
+        if self.transport.store is not None:
+            told = self.transport.warehouses("describe", {n: (w,) for n, w in by_node.items()})
+            return handles_of(places, self.transport.store, [r.value for r in told.values()])
         replies = self.transport.warehouses("fetch", {n: (w,) for n, w in by_node.items()})
         for node, reply in replies.items():
             nbytes = sum(rows.nbytes for rows in reply.value.values())

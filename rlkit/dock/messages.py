@@ -1,7 +1,7 @@
 """What controllers, warehouses and clients of the dock tell each other: metadata, never values."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,10 @@ class Notice:
     """Of new rows."""
     stamp: int = 0
     """When it was written, in ns: of two writes of one value the later counts."""
+
+    def of(self, columns: Mapping[str, Facts], *, node: str) -> "Notice":
+        """The same write of other columns, on a node."""
+        return replace(self, columns=columns, node=node)
 
     def at(self, index: np.ndarray) -> "Notice":
         """The same write of rows ``index`` [M]."""

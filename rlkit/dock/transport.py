@@ -27,6 +27,8 @@ class Transport(Protocol):
     graph: Graph | None
     capacity: int | None
     """Rows that may wait for each consumer of the graph."""
+    store: Any
+    """The cluster's row store on its driver, which handles values by name; else None."""
 
     @property
     def here(self) -> str:
@@ -65,6 +67,8 @@ def ledger_node(stage: str, nodes: Sequence[str]) -> str:
 
 class LocalTransport:
     """Controllers and warehouses in the memory of this process."""
+
+    store = None
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from rlkit.batch import Batch
 from rlkit.columns import as_rows, int_array
 from rlkit.dock.messages import Places, codes_in
 from rlkit.rows import Rows
-from rlkit.store import Column, LocalStore, join
+from rlkit.store import Column, LocalStore, Part, join
 
 
 def rows_of(name: str, values: Any, uids: np.ndarray) -> Rows:
@@ -45,6 +45,16 @@ def uids_of(values: Any) -> np.ndarray:
 def stamp_of(holder: str) -> int:
     """Now in ns, the last bits by holder: two holders hardly write at the same stamp."""
     return time.time_ns() & ~0xFFF | zlib.crc32(holder.encode()) & 0xFFF
+
+
+def handles_of(places: Places, store: Any, told: Sequence[Mapping[str, Sequence[Part]]]) -> Batch:
+    """A batch whose values stay where they are, from what warehouses say of them."""
+    uids = places.uids
+    batch = Batch(uids, store=store, group_ids=places.group_ids, policy_version=places.versions)
+    for name in places.at:
+        parts = [part for found in told for part in found.get(name, ())]
+        batch.columns[name] = Column(name, store, uids, parts)
+    return batch
 
 
 def assemble(places: Places, pulled: Mapping[str, Mapping[str, Rows]]) -> Batch:

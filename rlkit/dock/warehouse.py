@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.dock.messages import Held, Notice
+from rlkit.dock.messages import Facts, Held, Notice
 from rlkit.dock.rowtable import find
 from rlkit.dock.traffic import Traffic
-from rlkit.rows import Rows
-from rlkit.store import Shelf, join
+from rlkit.rows import Rows, concat
+from rlkit.store import Part, Shelf, join
 
 
 class UidMap:
@@ -47,15 +47,24 @@ class Warehouse:
     cleared.
     """
 
-    def __init__(self, node: str, *, consumers: Sequence[str] = ()) -> None:
-        self.node, self.consumers = node, tuple(consumers)
-        self.shelf = Shelf()
+    def __init__(
+        self,
+        node: str,
+        *,
+        consumers: Sequence[str] = (),
+        name: str = "dock",
+        store: Shelf | None = None,
+    ) -> None:
+        """``name`` is the dock's; ``store`` has the rows of the node's row store."""
+        self.node, self.name, self.consumers = node, name, tuple(consumers)
+        self.shelf, self._store = Shelf(), store
         self._lock = threading.RLock()
         self._where: dict[str, UidMap] = {}  # column -> uid -> number of the write
         self._writes: dict[int, Notice] = {}
         self._done = UidMap()  # uid -> a bit for each consumer
         self._stages: dict[str, None] = {}
         self._ledgers: dict[str, dict[str, Any]] = {}
+        self._parts: dict[str, Part] = {}  # of writes that were described, by key
         self._traffic = Traffic()
         self._number = 0
 
@@ -75,6 +84,43 @@ class Warehouse:
             if again:
                 self._sweep()
             return tuple(self._stages)
+
+    def adopt(
+        self, notice: Notice, found: Mapping[str, Sequence[tuple[str, np.ndarray]]]
+    ) -> tuple[list[Notice], tuple[str, ...]]:
+        """Take over rows of this node's store, column -> (key, uids) of each part.
+
+        Returns the notices of it, and the stages whose controllers must hear of them.
+        """
+        assert self._store is not None
+        entered = []
+        for name, parts in found.items():
+            uids = np.concatenate([uids for _, uids in parts])
+            rows = concat([self._store.get(key, some) for key, some in parts], name=name)
+            at = np.argsort(notice.uids, kind="stable")
+            mine = notice.at(at[np.searchsorted(notice.uids, uids, sorter=at)])
+            entered.append(mine.of({name: Facts.of(rows)}, node=self.node))
+            self.put(entered[-1], {name: rows})
+        return entered, self.stages()
+
+    def describe(self, wanted: Mapping[str, np.ndarray]) -> dict[str, list[Part]]:
+        """Column -> parts that name rows of those uids, for a process that does not want values.
+
+        The node's row store finds them under ``DOCK:COLUMN``.
+        """
+        found: dict[str, list[Part]] = {}
+        with self._lock:
+            for name, uids in wanted.items():
+                for key, mine in self._plan(name, uids)[0]:
+                    if key not in self._parts:
+                        known, rows = self.shelf.all_of(key)
+                        self._parts[key] = Part(
+                            key=f"{self.name}:{name}", place=self.node, uids=known, rows=rows,
+                            name=name,
+                        )  # fmt: skip
+                        self._parts[key].fresh = False  # they are the dock's
+                    found.setdefault(name, []).append(self._parts[key].restrict(mine))
+        return found
 
     def fetch(self, wanted: Mapping[str, np.ndarray]) -> dict[str, Rows]:
         """Column -> rows of those uids, in that order."""
@@ -145,6 +191,7 @@ class Warehouse:
             counts = {name: needed.get(f"{name}#{number}", 0) for name in notice.columns}
             for name in (name for name, count in counts.items() if not count):
                 self.shelf.free(f"{name}#{number}")
+                self._parts.pop(f"{name}#{number}", None)
             if not any(counts.values()):
                 del self._writes[number]
             elif 2 * sum(counts.values()) < len(notice.uids) * len(counts):
@@ -158,23 +205,9 @@ class Warehouse:
             rows = self.shelf.get(f"{name}#{number}", notice.uids)
             self.shelf.put(f"{name}#{self._number}", notice.uids, rows)
             self.shelf.free(f"{name}#{number}")
+            self._parts.pop(f"{name}#{number}", None)
             self._where[name].set(notice.uids, self._number)
             self._writes[self._number] = notice
-
-    # ---- values by key, as a RowStore's parts name them; their owner frees them ----
-
-    def keep(self, key: str, uids: np.ndarray, rows: Rows) -> None:
-        """Keep rows under ``key``."""
-        self.shelf.put(key, uids, rows)
-
-    def take(self, requests: Sequence[tuple[str, np.ndarray]]) -> list[Rows]:
-        """Rows of each (key, uids)."""
-        return [self.shelf.get(key, uids) for key, uids in requests]
-
-    def release(self, keys: Sequence[str]) -> None:
-        """Forget keys."""
-        for key in keys:
-            self.shelf.free(key)
 
     # ---- metadata ----
 

@@ -9,7 +9,10 @@ import pytest
 import ray
 import torch
 
+from rlkit.batch import Batch
 from rlkit.dock import GRPO, StaleLeaseError
+from rlkit.rows import Rows
+from rlkit.store import Column
 
 pytestmark = pytest.mark.ray
 
@@ -17,8 +20,8 @@ pytestmark = pytest.mark.ray
 class Hand:
     """A worker that takes rows of a stage, and hands them on."""
 
-    def __init__(self, dock, context):
-        self.dock = dock.at(node=dock.transport.here, holder=f"{context.name}/{context.dp_rank}")
+    def __init__(self, dock):
+        self.dock = dock
         self.lease = None
 
     def put(self, uids):
@@ -34,6 +37,17 @@ class Hand:
 
     def pid(self):
         return os.getpid()
+
+    def holder(self):
+        return self.dock.holder
+
+    def double(self, batch):
+        return Column(
+            "twice",
+            batch.store,
+            batch.uids,
+            [batch.store.put("twice", batch.uids, Rows(2 * batch["x"]))],
+        )
 
 
 @pytest.fixture
@@ -80,7 +94,23 @@ def test_a_killed_controller_forgets_neither_rows_nor_leases(dock):
     dock.ack(rest)
 
 
-def test_rows_of_a_killed_holder_are_offered_again(ray_cluster, dock):
+def test_a_worker_is_a_holder_by_its_name(ray_cluster, dock):
+    hand = ray_cluster.spawn(Hand, dock, n=2, name="pair_of_hands")
+    assert hand.holder() == ["pair_of_hands/0", "pair_of_hands/1"]
+
+
+def test_the_lease_of_a_dead_worker_ends_with_the_call_that_notices(ray_cluster):
+    dock = ray_cluster.dock(lease_s=600.0, timeout_s=20.0)
+    dock.put({"answer": list("abc")}, np.arange(3))
+    hand = ray_cluster.spawn(Hand, dock, name="dying_hand")
+    hand.take("generate", ["answer"], 3)
+    os.kill(hand.pid(), signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="dying_hand/0 died"):
+        hand.pid()
+    assert sorted(dock.get("generate", ["answer"], 3).uids) == [0, 1, 2]
+
+
+def test_rows_whose_holder_gives_no_heartbeat_are_offered_again(ray_cluster, dock):
     dock.put({"answer": list("abc")}, np.arange(3))
     hand = ray_cluster.spawn(Hand, dock, name="mortal_hand")
     hand.take("generate", ["answer"], 3)
@@ -121,3 +151,35 @@ def test_a_stage_appears_with_the_first_get_of_any_process(ray_cluster, dock):
     assert "judge" in dock.transport.stages()
     hand.ack()
     assert dock.frame()["stage:judge"].tolist() == ["consumed", "consumed"]
+
+
+def test_the_driver_hands_rows_on_without_their_values(ray_cluster, dock):
+    x = torch.arange(400_000.0).reshape(4, -1)
+    batch = Batch.from_columns({"x": x, "group_ids": [0, 0, 1, 1]}).on(ray_cluster.store)
+    hand = ray_cluster.spawn(Hand, dock, name="doubling_hand")
+    before = ray_cluster.store.received_bytes
+    dock.put({"x": batch.columns["x"], "score": torch.ones(4)}, batch.uids, group_ids=[0, 0, 1, 1])
+    lease = dock.get("double", ["x", "score"], 4)
+    twice = hand.double(lease.batch)
+    dock.put({"twice": twice}, lease.uids, stage="double")
+    found = dock.fetch(lease.uids[::-1], ["twice", "x"])
+    assert ray_cluster.store.received_bytes - before < 20_000
+    assert lease.batch.meta["group_ids"].tolist() == [0, 0, 1, 1]
+    assert torch.equal(found["twice"], 2 * x.flip(0))
+    assert torch.equal(found["x"], x.flip(0))
+
+
+def test_a_row_that_is_written_again_is_read_as_it_is_now(ray_cluster, dock):
+    dock.put({"rewards": torch.zeros(3)}, np.arange(3))
+    batch = dock.fetch(np.arange(3), ["rewards"])
+    dock.put({"rewards": torch.ones(1)}, [1])
+    assert batch["rewards"].tolist() == [0.0, 1.0, 0.0]
+
+
+def test_rows_of_a_dock_that_is_gone_say_so(ray_cluster):
+    dock = ray_cluster.dock()
+    dock.put({"rewards": torch.zeros(3)}, np.arange(3))
+    batch = dock.fetch(np.arange(3), ["rewards"])
+    dock.transport.close()
+    with pytest.raises(KeyError, match="freed, never written, or lost"):
+        batch["rewards"]

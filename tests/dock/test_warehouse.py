@@ -7,6 +7,7 @@ import torch
 from rlkit.dock.messages import Facts, Notice
 from rlkit.dock.warehouse import Warehouse
 from rlkit.rows import Rows
+from rlkit.store import Shelf
 
 
 def put(warehouse, uids, **columns):
@@ -57,12 +58,32 @@ def test_rows_that_are_not_there_are_named():
         warehouse.fetch({"x": np.asarray([1, 5])})
 
 
-def test_rows_by_key_lie_beside_rows_by_uid():
-    warehouse = Warehouse("a")
-    warehouse.keep("logprobs#owner.1", np.asarray([4]), Rows([0.5]))
-    assert warehouse.take([("logprobs#owner.1", np.asarray([4]))])[0].values == [0.5]
-    warehouse.release(["logprobs#owner.1"])
-    assert len(warehouse.shelf) == 0
+def test_rows_of_the_nodes_store_are_taken_over_by_key():
+    store = Shelf()
+    store.put("x#7", np.asarray([4, 2, 9]), Rows([0.4, 0.2, 0.9]))
+    warehouse = Warehouse("a", store=store)
+    warehouse.index("train")
+    notice = Notice(
+        node="b", stage="driver", uids=np.asarray([9, 4]), columns={}, group_ids=np.asarray([1, 0])
+    )
+    (entered,), stages = warehouse.adopt(notice, {"x": [("x#7", np.asarray([4, 9]))]})
+    assert stages == ("train",)
+    assert entered.node == "a"
+    assert entered.uids.tolist() == [4, 9]
+    assert entered.group_ids.tolist() == [0, 1]
+    store.free("x#7")
+    assert warehouse.fetch({"x": np.asarray([9, 4])})["x"].values == [0.9, 0.4]
+
+
+def test_parts_name_rows_without_their_values():
+    warehouse = Warehouse("a", name="dock-1")
+    put(warehouse, [1, 2, 3], x=ragged(3, 4))
+    put(warehouse, [2], x=ragged(1, 9))
+    parts = warehouse.describe({"x": np.asarray([3, 2])})["x"]
+    found = {uid: n for part in parts for uid, n in zip(part.uids, part.lengths, strict=True)}
+    assert found == {2: 9, 3: 4}
+    assert {part.key for part in parts} == {"dock-1:x"}
+    assert not any(part.fresh for part in parts)
 
 
 def test_facts_count_bytes_as_rows_do():
