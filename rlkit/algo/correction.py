@@ -15,6 +15,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from rlkit.algo.masking import masked_sum
+from rlkit.algo.ratio import ratio_of
 
 Level = Callable[[Tensor, Tensor], Tensor]
 """(log-ratios [B, T], response_mask [B, T]) -> log-weights [B, T]."""
@@ -45,13 +46,13 @@ def importance_weight(
     *,
     level: Level = per_token,
 ) -> Float[Tensor, "B T"]:
-    """exp(old_logprobs − rollout_logprobs), not capped.
+    """exp(old_logprobs − rollout_logprobs), not capped below e^20.
 
     The weight of decoupled PPO (AReaL, 2505.24298, 2025, equation 5).
     """
     mask = response_mask.bool()
     log_ratios = torch.where(mask, (old_logprobs - rollout_logprobs).detach(), 0.0)
-    return torch.where(mask, level(log_ratios, mask).exp(), 0.0)
+    return torch.where(mask, ratio_of(level(log_ratios, mask)), 0.0)
 
 
 def truncated_importance_weight(

@@ -15,13 +15,16 @@ k3, gradient of k2  exp(d) − 1 − d   the KL; never negative     that of the 
 The last column is for the plain average over samples, as a loss takes it, on-policy. Weighted by
 the differentiable ratio π / π_old, k3 has the KL's gradient too.
 
-Nothing is clamped: a token at logprobs − ref_logprobs = −3 has k3 = 16.09 with gradient −19.09,
-the pull back that a clamp on the value would cut. Clamp what is logged, not what is differentiated.
+No gradient is clamped: a token at logprobs − ref_logprobs = −3 has k3 = 16.09 with gradient
+−19.09, the pull back that a clamp on the value would cut. Only exp(d) is held to e^20, so that fp32
+does not overflow, and its gradient goes on (``ratio.py``).
 """
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from rlkit.algo.ratio import bounded
 
 
 def kl_k1(
@@ -50,7 +53,7 @@ def kl_k3(
     gradient is that of KL(reference || policy); see the table above.
     """
     difference = ref_logprobs - logprobs
-    return torch.expm1(difference) - difference
+    return torch.expm1(bounded(difference)) - difference
 
 
 def kl_k3_with_k2_gradient(

@@ -21,6 +21,18 @@ every_policy_loss = pytest.mark.parametrize(
 
 
 @every_loss
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("far", [-200.0, 100.0])
+def test_a_token_far_from_the_old_policy_gives_no_nan(loss_fn, advantage, far):
+    logprobs, batch = of_ratios([[1.0, 1.0]], [[advantage, advantage]])
+    for name in ("old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns"):
+        batch[name] = torch.full((1, 2), far)
+    loss, _ = loss_fn(logprobs, batch)
+    assert loss.isfinite()
+    assert gradient(loss, logprobs).isfinite().all()
+
+
+@every_loss
 @settings(max_examples=30)
 @given(steps(), st.sampled_from(AGGREGATES), st.integers(1, 12), st.integers(1, 3))
 def test_parts_of_a_step_sum_to_the_whole(  # faults B1
