@@ -115,19 +115,52 @@ class Backend(Protocol):
         ...
 
 
-class Executor(Protocol):
-    """Runs a schedule's stages: inline, in threads, on a cluster, or on a virtual clock."""
+class Handle(Protocol):
+    """A call that an executor runs."""
 
-    def submit(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Start a stage; returns a handle."""
+    def done(self) -> bool:
+        """Whether it has ended; never waits."""
         ...
 
-    def wait(self, handles: Sequence[Any], *, timeout_s: float) -> list[Any]:
-        """Handles that are done, at least one."""
+    def result(self, timeout: float | None = None, /) -> Any:
+        """Wait for it: what it returned, or its error."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs a schedule's calls: in turn, in threads beside each other, or on a virtual clock."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any) -> Handle:
+        """Start ``call(*args)``, or queue it."""
+        ...
+
+    def wait(self, handles: Sequence[Handle], *, timeout_s: float) -> list[Handle]:
+        """Wait until one of them is done; those that are, none after ``timeout_s``."""
         ...
 
     def now(self) -> float:
-        """Seconds on the executor's clock."""
+        """Time on the executor's clock."""
+        ...
+
+    def close(self) -> None:
+        """Start nothing more."""
+        ...
+
+
+class Feed(Protocol):
+    """Generation that goes on by itself: groups are added, and taken as they are finished."""
+
+    @property
+    def num_running(self) -> int:
+        """Groups added and not taken yet."""
+        ...
+
+    def add(self, prompts: "Batch") -> None:
+        """Generate a group for each prompt, beside those that run."""
+        ...
+
+    def advance(self) -> "Batch | None":
+        """Let generation go on for a while: groups finished since, whole; None: none."""
         ...
 
 
