@@ -1,6 +1,7 @@
 """What an engine is asked for and gives back."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -44,3 +45,36 @@ class Response:
     def temperature(self) -> float:
         """Sampling temperature."""
         return self.sampling.temperature
+
+
+def check_fits(request: Request, *, vocab_size: int, max_len: int, max_rows: int) -> None:
+    """ValueError for a request that can never run."""
+    length = len(request.prompt_ids) + request.sampling.max_new_tokens
+    if not len(request.prompt_ids) or not len(request.uids):
+        raise ValueError("request: got an empty prompt or no uids, need at least one of each.")
+    if length > max_len:
+        raise ValueError(
+            f"request: got {len(request.prompt_ids)} prompt + {request.sampling.max_new_tokens} "
+            f"new tokens, need at most {max_len}. Shorten the prompt or lower max_new_tokens."
+        )
+    bad = [t for t in request.prompt_ids if not 0 <= t < vocab_size]
+    if bad:
+        raise ValueError(
+            f"request: got token ids {bad[:3]}, need ids from 0 to {vocab_size - 1}."
+        )
+    if len(request.uids) > max_rows:
+        raise ValueError(
+            f"request: got {len(request.uids)} samples of one prompt, need at most "
+            f"max_rows={max_rows}."
+        )
+
+
+def check_unique(requests: Sequence[Request], *, taken: Collection[int]) -> None:
+    """ValueError for a uid that two responses would have."""
+    counts = Counter(uid for request in requests for uid in request.uids)
+    twice = [uid for uid, num in counts.items() if num > 1 or uid in taken]
+    if twice:
+        raise ValueError(
+            f"uids: got {twice[0]} more than once ({len(twice)} such), need one a response: "
+            "equal uids draw equal tokens. Give each prompt of a call a group id of its own."
+        )

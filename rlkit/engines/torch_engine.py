@@ -2,7 +2,7 @@
 once.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from rlkit.checks import whole
 from rlkit.engines.fused import FusedDecoder
 from rlkit.engines.kv_cache import Decode, KVCache, Prefill
-from rlkit.engines.requests import Request, Response
+from rlkit.engines.requests import Request, Response, check_fits, check_unique
 from rlkit.engines.sampling import noise, sample
 from rlkit.engines.slots import Row, Slots
 from rlkit.engines.stops import GrowingText
@@ -78,46 +78,15 @@ class TorchEngine:
 
     def add(self, request: Request) -> None:
         """Queue one prompt; errors at once if it can never fit."""
-        self._check([request])
         self._queue([request])
 
     def _queue(self, requests: Sequence[Request]) -> None:
+        limits = {"vocab_size": self.spec.vocab_size, "max_len": self.max_len}
+        for request in requests:
+            check_fits(request, max_rows=self.max_rows, **limits)
+        check_unique(requests, taken=self.uids)
         self.waiting.extend(requests)
         self.uids.update(int(uid) for request in requests for uid in request.uids)
-
-    def _check(self, requests: Sequence[Request]) -> None:
-        """ValueError for requests that can never run, or a uid that two responses would have."""
-        for request in requests:
-            self._check_fits(request)
-        counts = Counter(uid for request in requests for uid in request.uids)
-        twice = [uid for uid, num in counts.items() if num > 1 or uid in self.uids]
-        if twice:
-            raise ValueError(
-                f"uids: got {twice[0]} more than once ({len(twice)} such), need one a response: "
-                "equal uids draw equal tokens. Give each prompt of a call a group id of its own."
-            )
-
-    def _check_fits(self, request: Request) -> None:
-        """ValueError for a request that can never run."""
-        length = len(request.prompt_ids) + request.sampling.max_new_tokens
-        if not len(request.prompt_ids) or not len(request.uids):
-            raise ValueError("request: got an empty prompt or no uids, need at least one of each.")
-        if length > self.max_len:
-            raise ValueError(
-                f"request: got {len(request.prompt_ids)} prompt + "
-                f"{request.sampling.max_new_tokens} new tokens, need at "
-                f"most {self.max_len}. Shorten the prompt or lower max_new_tokens."
-            )
-        bad = [t for t in request.prompt_ids if not 0 <= t < self.spec.vocab_size]
-        if bad:
-            raise ValueError(
-                f"request: got token ids {bad[:3]}, need ids from 0 to {self.spec.vocab_size - 1}."
-            )
-        if len(request.uids) > self.max_rows:
-            raise ValueError(
-                f"request: got {len(request.uids)} samples of one prompt, need at most "
-                f"max_rows={self.max_rows}."
-            )
 
     def generate(
         self,
@@ -131,7 +100,6 @@ class TorchEngine:
 
         An error, also of theirs, or an interrupt aborts everything: rows left over would be no one's.
         """
-        self._check(requests)
         self._check_awake()
         self._queue(requests)
         done: dict[int, Response] = {}
