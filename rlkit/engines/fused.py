@@ -5,6 +5,7 @@ faster by few rows, and the residual stream is updated in place.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -73,24 +74,24 @@ class FusedDecoder:
         self.head, _ = fuse([decoder.lm_head])
         if decoder.spec.tie_embeddings:
             decoder.model.embed_tokens.weight = decoder.lm_head.weight
-        self.blocks = [FusedBlock(block) for block in decoder.model.layers]
-        self.rope = self.head.new_empty((0, 1, 0)), self.head.new_empty((0, 1, 0))
+        self.blocks = [FusedBlock(cast(Block, block)) for block in decoder.model.layers]
+        self.rope = self.head.new_empty((0, 2, 1, decoder.spec.head_dim))  # cos and sin by position
 
     def reserve(self, max_len: int) -> None:
         """Make the table of rotary embeddings for positions below ``max_len``, if it is shorter."""
-        if len(self.rope[0]) < max_len:
+        if len(self.rope) < max_len:
             at = torch.arange(max_len, device=self.head.device)
             cos, sin = self.inner.rope(at, self.head.dtype)  # [max_len, 1, D]
             half = sin.shape[-1] // 2
-            self.rope = cos, torch.cat((-sin[..., :half], sin[..., half:]), -1)
+            sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+            self.rope = torch.stack((cos, sin), 1)
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """ids, positions [N] int64, below what is reserved -> final hidden states [N, hidden]."""
         x = self.inner.model.embed_tokens(ids)
-        positions = positions.to(x.device)
-        rope = self.rope[0][positions], self.rope[1][positions]  # [N, 1, D]
+        cos, sin = self.rope[positions.to(x.device)].unbind(1)  # [N, 1, D]
         for layer, block in enumerate(self.blocks):
-            block(x, rope, layer, attend)
+            block(x, (cos, sin), layer, attend)
         return self.inner.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

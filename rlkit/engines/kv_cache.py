@@ -37,8 +37,14 @@ class KVCache:
         """Tokens a row can hold."""
         return self.data.shape[4]
 
-    def grow(self, *, num_slots: int, max_len: int, used: int) -> None:
-        """Make room for ``num_slots`` rows of ``max_len`` tokens, keeping the first ``used``."""
+    def reserve(self, *, num_slots: int, max_len: int, used: int, most: tuple[int, int]) -> None:
+        """Make room for ``num_slots`` rows of ``max_len`` tokens, keeping the first ``used``; where
+        that is too little, twice as many, up to ``most`` of both.
+        """
+        if num_slots <= self.num_slots and max_len <= self.max_len:
+            return
+        num_slots = _grown(self.num_slots, num_slots, most=most[0])
+        max_len = _grown(self.max_len, max_len, most=most[1])
         layers, both, _, heads, _, width = self.data.shape
         kept, lengths = self.data[:, :, :used], self.lengths[:used]
         if not used:
@@ -57,6 +63,11 @@ class KVCache:
                 :, :, source.to(device), :, :longest
             ]
             self.lengths[target] = self.lengths[source]
+
+
+def _grown(size: int, needed: int, *, most: int) -> int:
+    """``size`` if it is enough, else at least twice it, so that growing costs little in all."""
+    return size if needed <= size else min(most, max(needed, 2 * size))
 
 
 class Prefill:

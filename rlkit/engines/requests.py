@@ -59,9 +59,7 @@ def check_fits(request: Request, *, vocab_size: int, max_len: int, max_rows: int
         )
     bad = [t for t in request.prompt_ids if not 0 <= t < vocab_size]
     if bad:
-        raise ValueError(
-            f"request: got token ids {bad[:3]}, need ids from 0 to {vocab_size - 1}."
-        )
+        raise ValueError(f"request: got token ids {bad[:3]}, need ids from 0 to {vocab_size - 1}.")
     if len(request.uids) > max_rows:
         raise ValueError(
             f"request: got {len(request.uids)} samples of one prompt, need at most "

@@ -122,7 +122,7 @@ def cut_off(weights: Tensor, cut: Cut) -> Tensor:
     """
     rows = ((cut.top_k > 0) | (cut.top_p < 1) | (cut.min_p > 0)).nonzero()[:, 0]
     top_k, top_p, min_p = (limit[rows, None] for limit in cut)
-    ordered, index = weights[rows].sort(-1, descending=True, stable=True)
+    ordered, index = weights[rows].sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(weights.shape[1], device=weights.device)
     ordered = ordered * ((ordered >= min_p * ordered[:, :1]) & ((rank < top_k) | (top_k == 0)))
     mass = ordered.double().cumsum(-1)

@@ -115,6 +115,11 @@ class Slots:
         """[rows] the newest token of each."""
         return self["tokens"].gather(1, self["counts"][:, None] - 1)[:, 0]
 
+    def written(self, slot: int) -> Tensor:
+        """Prompt and tokens of a row."""
+        tokens = self.data["tokens"][slot, : int(self.data["counts"][slot])]
+        return torch.cat((tokens.new_tensor(self.rows[slot].prompt_ids), tokens))
+
     def record(self, tokens: Tensor, logprobs: Tensor, *, version: int) -> dict[int, str]:
         """Append a token to every row [rows]; returns slot -> finish reason of those that ended."""
         counts = self["counts"]

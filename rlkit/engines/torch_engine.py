@@ -98,7 +98,7 @@ class TorchEngine:
         """All responses of ``requests``, in their order; requests queued before are served too and
         dropped. ``on_response`` gets each as it finishes, ``on_token`` every token.
 
-        An error, also of theirs, or an interrupt aborts everything: rows left over would be no one's.
+        An error, of theirs too, or an interrupt aborts everything: no one waits for rows left over.
         """
         self._check_awake()
         self._queue(requests)
@@ -218,10 +218,9 @@ class TorchEngine:
             self.cache = KVCache(
                 self.spec, num_slots=slots, max_len=length, device=self.device, dtype=self.dtype
             )
-        elif slots > self.cache.num_slots or length > self.cache.max_len:
-            slots = _grown(self.cache.num_slots, slots, most=self.max_rows)
-            length = _grown(self.cache.max_len, length, most=self.max_len)
-            self.cache.grow(num_slots=slots, max_len=length, used=used)
+        else:
+            most = self.max_rows, self.max_len
+            self.cache.reserve(num_slots=slots, max_len=length, used=used, most=most)
         self.decoder.reserve(self.cache.max_len)
         return self.cache
 
@@ -235,17 +234,9 @@ class TorchEngine:
             known = self.cache.lengths[: len(self.rows)].clone()
             at_once = max(1, RECOMPUTED_TOKENS // int(known.max()))
             for slots in torch.arange(len(known)).split(at_once):
-                ids = [
-                    part
-                    for slot in slots.tolist()
-                    for part in (
-                        torch.tensor(self.rows[slot].prompt_ids, device=self.device),
-                        self.slots["tokens"][slot, : self.slots["counts"][slot] - 1],
-                    )
-                ]
+                ids = torch.cat([self.slots.written(slot)[:-1] for slot in slots.tolist()])
                 lengths = known[slots]
-                attend = Prefill(self.cache, lengths, slots)
-                self.decoder(torch.cat(ids), positions(lengths), attend)
+                self.decoder(ids, positions(lengths), Prefill(self.cache, lengths, slots))
         self.stale = False
 
     def _take_out(self, reasons: Mapping[int, str]) -> list[Response]:
@@ -303,8 +294,3 @@ class TorchEngine:
     def wake(self) -> None:
         """Serve again; the cache is allocated with the first prompt."""
         self.asleep = False
-
-
-def _grown(size: int, needed: int, *, most: int) -> int:
-    """``size`` if it is enough, else at least twice it, so that growing costs little in all."""
-    return size if needed <= size else min(most, max(needed, 2 * size))
