@@ -75,7 +75,12 @@ class FusedDecoder:
         if decoder.spec.tie_embeddings:
             decoder.model.embed_tokens.weight = decoder.lm_head.weight
         self.blocks = [FusedBlock(cast(Block, block)) for block in decoder.model.layers]
-        self.rope = self.head.new_empty((0, 2, 1, decoder.spec.head_dim))  # cos and sin by position
+        self.free()
+
+    def free(self) -> None:
+        """Hold no more than the weights, until the next ``reserve``."""
+        head_dim = self.inner.spec.head_dim
+        self.rope = self.head.new_empty((0, 2, 1, head_dim))  # cos and sin by position
 
     def reserve(self, max_len: int) -> None:
         """Make the table of rotary embeddings for positions below ``max_len``, if it is shorter."""

@@ -57,11 +57,8 @@ class KVCache:
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots ``source`` [N] onto slots ``target`` [N]."""
         if len(source):
-            longest = int(self.lengths[source].max())
-            device = self.data.device
-            self.data[:, :, target.to(device), :, :longest] = self.data[
-                :, :, source.to(device), :, :longest
-            ]
+            known = self.data[:, :, :, :, : int(self.lengths[source].max())]
+            known[:, :, target.to(known.device)] = known[:, :, source.to(known.device)]
             self.lengths[target] = self.lengths[source]
 
 

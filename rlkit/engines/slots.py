@@ -66,12 +66,12 @@ class Slots:
     def add(self, rows: Sequence[Row], draws: Sequence[np.ndarray]) -> None:
         """Rows that begin, each with its draws [max_new_tokens]."""
         first, all_of = len(self.rows), [row.sampling for row in rows]
-        self.rows += rows
         self._reserve(
-            len(self.rows),
+            first + len(rows),
             longest=max(s.max_new_tokens for s in all_of),
             stops=max(len(s.stop_token_ids) for s in all_of),
         )
+        self.rows += rows
         self["counts"][first:] = 0
         for name, values in (
             ("limits", [s.max_new_tokens for s in all_of]),
@@ -118,7 +118,7 @@ class Slots:
     def written(self, slot: int) -> Tensor:
         """Prompt and tokens of a row."""
         tokens = self.data["tokens"][slot, : int(self.data["counts"][slot])]
-        return torch.cat((tokens.new_tensor(self.rows[slot].prompt_ids), tokens))
+        return torch.cat((tokens.new_tensor([*self.rows[slot].prompt_ids]), tokens))
 
     def record(self, tokens: Tensor, logprobs: Tensor, *, version: int) -> dict[int, str]:
         """Append a token to every row [rows]; returns slot -> finish reason of those that ended."""

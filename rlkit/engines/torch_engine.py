@@ -96,7 +96,8 @@ class TorchEngine:
         on_token: OnToken | None = None,
     ) -> list[Response]:
         """All responses of ``requests``, in their order; requests queued before are served too and
-        dropped. ``on_response`` gets each as it finishes, ``on_token`` every token.
+        dropped. ``on_response`` gets each as it finishes, ``on_token`` every token. What they abort
+        is left out.
 
         An error, of theirs too, or an interrupt aborts everything: no one waits for rows left over.
         """
@@ -113,7 +114,7 @@ class TorchEngine:
         except BaseException:
             self.abort()
             raise
-        return [done[uid] for request in requests for uid in request.uids]
+        return [done[uid] for request in requests for uid in request.uids if uid in done]
 
     def _check_awake(self) -> None:
         if self.paused or self.asleep:
@@ -247,10 +248,9 @@ class TorchEngine:
             left = len(self.rows) - len(reasons)
             holes = torch.tensor([i for i in reasons if i < left], dtype=torch.long)
             movers = [i for i in range(left, len(self.rows)) if i not in reasons]
-            movers = torch.tensor(movers, dtype=torch.long)
-            if self.cache is not None:
-                self.cache.move(movers, holes)
-            self.slots.move(movers, holes)
+            if movers and self.cache is not None:
+                self.cache.move(torch.tensor(movers), holes)
+                self.slots.move(torch.tensor(movers), holes)
             del self.rows[left:]
         return finished
 
@@ -284,12 +284,13 @@ class TorchEngine:
         self.paused = False
 
     def sleep(self) -> None:
-        """Free the cache; refused while rows run."""
+        """Hold no more than the weights; refused while rows run."""
         if self.rows:
             raise RuntimeError(
                 f"engine: {len(self.rows)} rows are running; finish or abort them before sleep."
             )
-        self.cache, self.asleep = None, True
+        self.cache, self.slots, self.asleep = None, Slots(self.device), True
+        self.decoder.free()
 
     def wake(self) -> None:
         """Serve again; the cache is allocated with the first prompt."""

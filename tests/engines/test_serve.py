@@ -81,6 +81,15 @@ def test_an_error_of_a_callback_leaves_nothing_running():
     assert not engine.uids
 
 
+def test_a_callback_may_abort_the_rest():
+    engine, stopped = make_engine(MODEL), []
+    requests = make_requests(4, n=2, stop=range(8))
+    found = engine.generate(requests, on_response=lambda response: stopped.extend(engine.abort()))
+    assert len(found) + len(stopped) == 8
+    assert found
+    assert tokens(found).items() <= tokens(generate(requests, model=MODEL)).items()
+
+
 # ---- abort ----
 
 
