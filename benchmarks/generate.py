@@ -39,14 +39,15 @@ MEDIAN_TOKENS = {"0.2M": 128, "5M": 128, "135M": 32}
 SPECS = {
     "0.2M": replace(tiny_spec(), max_positions=1024),
     "5M": rk.ModelSpec(
-        vocab_size=2048,
+        vocab_size=8192,
         hidden_size=256,
         intermediate_size=704,
-        num_layers=5,
+        num_layers=4,
         num_heads=8,
         num_kv_heads=8,
         head_dim=32,
         max_positions=1024,
+        tie_embeddings=True,
     ),
     "135M": rk.ModelSpec(  # SmolLM2-135M
         vocab_size=49152,

@@ -14,7 +14,8 @@ def serve(
     ``pull()`` gives the next group, or None if there is none for now; it is asked before every
     token while slots are free, so of several engines the quicker ones take more. Ends once nothing
     runs and there is no next group. A group with a row that someone else aborted is not given.
-    Leaving it early aborts the groups it has begun. While the engine is paused nothing moves.
+    Leaving it early aborts the groups it has begun; so does an engine that is paused or asleep when
+    the next token is due, with an error.
     """
     begun: dict[int, Request] = {}  # by uid
     done: dict[int, Response] = {}
@@ -25,6 +26,7 @@ def serve(
                 begun |= dict.fromkeys(request.uids, request)
             if not (engine.waiting or engine.rows):
                 return
+            engine.check_awake()
             for response in engine.step():
                 done[response.uid] = response
                 request = begun.get(response.uid)

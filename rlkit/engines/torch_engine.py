@@ -101,12 +101,12 @@ class TorchEngine:
 
         An error, of theirs too, or an interrupt aborts everything: no one waits for rows left over.
         """
-        self._check_awake()
+        self.check_awake()
         self._queue(requests)
         done: dict[int, Response] = {}
         try:
             while self.waiting or self.rows:
-                self._check_awake()
+                self.check_awake()
                 for response in self.step(on_token=on_token):
                     done[response.uid] = response
                     if on_response:
@@ -116,7 +116,8 @@ class TorchEngine:
             raise
         return [done[uid] for request in requests for uid in request.uids if uid in done]
 
-    def _check_awake(self) -> None:
+    def check_awake(self) -> None:
+        """RuntimeError while paused or asleep: nothing would ever finish."""
         if self.paused or self.asleep:
             raise RuntimeError("engine: paused or asleep; call resume() or wake() first.")
 

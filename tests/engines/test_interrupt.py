@@ -217,6 +217,10 @@ def test_no_row_is_too_old_that_is_within_the_age(first, version, max_age):
     assert all((version - first[uid] > max_age) == (uid in old) for uid in first)
 
 
+def test_an_engine_without_rows_has_none_that_are_old():
+    assert make_engine(OLD).first_versions() == {}
+
+
 def test_a_row_that_became_too_old_is_started_again_by_the_new_weights():
     request = make_requests(1, max_new_tokens=10)[0]
     engine = start([request], steps=3)

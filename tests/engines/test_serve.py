@@ -228,3 +228,13 @@ def test_a_group_with_an_aborted_row_is_not_given():
     next(groups)
     engine.abort([10])
     assert [request.uids[0] for request, _ in groups] == [12]
+
+
+def test_serving_a_paused_engine_is_an_error_not_a_wait():
+    engine = make_engine(MODEL)
+    requests = make_requests(1, max_new_tokens=2) + make_requests(1, first_uid=1)
+    groups = serve(engine, pull_from(requests))
+    next(groups)
+    engine.pause()
+    with pytest.raises(RuntimeError, match=r"call resume\(\)"):
+        list(groups)
