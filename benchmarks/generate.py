@@ -1,11 +1,13 @@
 """How fast TorchEngine generates, beside ``generate`` of transformers (and vLLM where installed).
 
     python benchmarks/generate.py --repeats 3
+    python benchmarks/generate.py --models 0.2M 5M --sequences 64    # without the slow 135M
 
 Random weights, fp32, temperature 1, prompts of 16 tokens, all sequences at once. Lengths are equal,
 or drawn from a lognormal: then a call of transformers runs until its longest row ends, and what
 shorter rows go on to sample is thrown away, while an engine stops each where it ends. A ratio is
-tokens kept per second over transformers'. Engines also return logprobs, transformers doesn't.
+tokens kept per second over transformers'. Engines also return logprobs, transformers doesn't; it
+concatenates its cache anew for every token, so that long responses cost it more.
 
 Systems take turns, ratios are medians over the repeats; CPU ratios are those of CPU seconds, which
 other work on the machine disturbs less.

@@ -60,7 +60,7 @@ def sample(
     if bool(greedy.any()):
         best, likeliest = scaled.max(-1, keepdim=True)
     else:
-        best, likeliest = scaled.amax(-1, keepdim=True), None  # 7 times as fast
+        best, likeliest = scaled.amax(-1, keepdim=True), None  # a seventh of the time
     weights = _weights(scaled, best)  # [B, blocks, block]
     total = weights.sum(-1).double().sum(-1, keepdim=True)  # [B, 1]
     if likeliest is not None and bool(greedy.all()):
