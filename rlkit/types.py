@@ -1,6 +1,6 @@
 """Contracts of the parts that a user may replace: Protocols, no base classes."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -69,8 +69,12 @@ class Engine(Protocol):
         """One token for every running row; returns what finished."""
         ...
 
+    def abort(self, uids: "Collection[int] | None" = None) -> list[Any]:
+        """Stop these or all; returns what they have sampled."""
+        ...
+
     def load_weights(self, tensors: "Mapping[str, Tensor]", *, version: int) -> None:
-        """Replace the weights as a whole."""
+        """Replace the weights as a whole, between two tokens of what runs."""
         ...
 
     def pause(self) -> None:
