@@ -138,6 +138,10 @@ class Executor(Protocol):
         """Start ``call(*args)``, or queue it."""
         ...
 
+    def run(self, call: Callable[..., Any], /, *args: Any) -> Any:
+        """What ``call(*args)`` returns, from the caller's thread: Ctrl-C reaches it."""
+        ...
+
     def wait(self, handles: Sequence[Handle], *, timeout_s: float) -> list[Handle]:
         """Wait until one of them is done; those that are, none after ``timeout_s``."""
         ...
@@ -153,6 +157,9 @@ class Executor(Protocol):
 
 class Feed(Protocol):
     """Generation that goes on by itself: groups are added, and taken as they are finished."""
+
+    interrupts: bool
+    """Whether weights may change while groups are half written."""
 
     @property
     def num_running(self) -> int:

@@ -40,7 +40,7 @@ def one_step_off(
             following = next(asked, None)
             coming = None if following is None else runs.submit(rollout_step, following)
             prepare(batch)
-            metrics = train_step(batch)
+            metrics = runs.run(train_step, batch)
             if coming is not None:
                 _wait(runs, [coming], "generation")
             sync()
@@ -77,7 +77,7 @@ def asynchronous(
                     return
                 step = line.rule.version
                 ages = staleness_metrics(batch, version=step)
-                metrics = train_step(batch)
+                metrics = runs.run(train_step, batch)
                 line.hand_over(sync)
                 yield {"step": step, "batch": batch, **ages, **metrics}
         finally:
@@ -103,7 +103,7 @@ class _Line:
         self._changed = threading.Condition()
         self._turn: Handle | None = None
         self._preparing: list[Handle] = []
-        self._stopped = self._exhausted = False
+        self._stopped = self._exhausted = self._holding = False
         self._go_on()
 
     # ---- turns: submit, generate, prepare ----
@@ -116,7 +116,7 @@ class _Line:
             self._turn = None
 
     def _may_submit(self) -> bool:
-        return not self._exhausted and self.rule.capacity >= 1
+        return not (self._exhausted or self._holding) and self.rule.capacity >= 1
 
     def _one_turn(self) -> None:
         prompts = []
@@ -163,9 +163,9 @@ class _Line:
             left_s = WAIT_S - (time.monotonic() - start_s)
             more = f"{needed - len(chosen)} more groups of {self._feed!r}"
             for handle in _wait(self._runs, handles, more, timeout_s=left_s):
-                handle.result()
-            with self._changed:
-                self._preparing = [handle for handle in self._preparing if not handle.done()]
+                handle.result()  # its error, if it has one
+                with self._changed:
+                    self._preparing = [each for each in self._preparing if each is not handle]
 
     def _choose(self, chosen: list[Any]) -> None:
         """Move ready groups to ``chosen``, oldest first, until there are enough."""
@@ -182,11 +182,23 @@ class _Line:
 
     def hand_over(self, sync: Callable[[], object]) -> None:
         """New weights to the engines; the next version begins."""
+        if not self._feed.interrupts:
+            self._drain()
         sync()
         with self._changed:
-            self.rule = self.rule.advance()
+            self.rule, self._holding = self.rule.advance(), False
             if self._turn is None:
                 self._go_on()
+
+    def _drain(self) -> None:
+        """Begin nothing new until what runs is finished."""
+        with self._changed:
+            self._holding = True
+        while (turn := self._turn) is not None:
+            _wait(self._runs, [turn], f"what {self._feed!r} still generates")
+            if turn is self._turn and turn.done():
+                turn.result()
+                return
 
     def stop(self) -> None:
         """Start no more turns; what runs ends by itself."""

@@ -24,6 +24,10 @@ class Threads:
         """Start ``call(*args)``."""
         return self._pool.submit(call, *args)
 
+    def run(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run it here, beside what was submitted."""
+        return call(*args)
+
     def wait(self, handles: Sequence[Handle], *, timeout_s: float) -> list[Handle]:
         """Wait until one of them is done; those that are, none after ``timeout_s``."""
         running = cast("Sequence[futures.Future[Any]]", handles)
@@ -40,7 +44,10 @@ class Threads:
 
 
 class Inline:
-    """Calls run in the caller's thread, one after another, when something waits: always alike."""
+    """Calls run in the caller's thread, one after another, when something waits: always alike.
+
+    What was submitted before a ``run`` runs before it, as if it had been quick enough.
+    """
 
     def __init__(self) -> None:
         self._queue: deque[_Call] = deque()
@@ -52,6 +59,10 @@ class Inline:
         handle = _Call(self, call, args)
         self._queue.append(handle)
         return handle
+
+    def run(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Run it after what is queued."""
+        return self.submit(call, *args).result()
 
     def wait(self, handles: Sequence[Handle], *, timeout_s: float) -> list[Handle]:
         """Run what is queued, in order, until one of them is done."""

@@ -76,6 +76,14 @@ class InFlight:
                 for uid in group.uids:
                     del self._of[uid]
 
+    def has(self, asked: Asked) -> bool:
+        """Whether groups of that call are left, running or finished."""
+        return any(g.asked is asked for g in itertools.chain(self._of.values(), self.finished))
+
+    def num_finished(self, asked: Asked) -> int:
+        """Finished groups of that call."""
+        return sum(group.asked is asked for group in self.finished)
+
     def take(self, asked: Asked | None = None) -> list[Group]:
         """The finished groups, or those of one call, in the order of call and row."""
         mine = [group for group in self.finished if asked is None or group.asked is asked]

@@ -113,17 +113,19 @@ class RolloutWorker:
 
         The same rows with the same tokens, in the order in which groups end; a group is never cut.
         """
-        least, left = whole("least", least, what="group"), len(prompts)
+        least = whole("least", least, what="group")
         asked, requests = self._ask(prompts, n, temperature, max_new_tokens, first_sample)
         left = len(requests)
         try:
             for request in requests:
                 self.engine.add(request)
             while left:
+                if not self.in_flight.has(asked):
+                    raise RuntimeError(
+                        "stream: an error in another call has aborted its responses."
+                    )
                 self._step()
-                if sum(group.asked is asked for group in self.in_flight.finished) >= min(
-                    least, left
-                ):
+                if self.in_flight.num_finished(asked) >= min(least, left):
                     groups = self.in_flight.take(asked)
                     left -= len(groups)
                     yield batch_of(groups, self.tokenizer)
