@@ -28,6 +28,7 @@ _NAMES = {
     "launch": "rlkit.cluster",
     "WorkerGroup": "rlkit.cluster",
     "Resharder": "rlkit.reshard",
+    "plan_reshard": "rlkit.reshard",
     "Checkpointer": "rlkit.checkpoint",
     "score": "rlkit.tasks",
     "evaluate": "rlkit.tasks",
