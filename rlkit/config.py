@@ -162,7 +162,7 @@ def from_dict(cls: type, values: dict[str, Any]) -> Any:
         name: from_dict(kind, values[name])
         for name, kinds in known.items()
         for kind in get_args(kinds) or (kinds,)  # `X | None`: X
-        if is_dataclass(kind) and isinstance(values.get(name), dict)
+        if isinstance(kind, type) and is_dataclass(kind) and isinstance(values.get(name), dict)
     }
     tuples = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}  # TOML, JSON
     return cls(**values | tuples | inner)

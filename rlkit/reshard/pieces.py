@@ -1,7 +1,7 @@
-"""A rank's share of a plan as views of its tensors: what it packs, what it unpacks, what it checks.
+"""A rank's share of a plan as views of its tensors: what it packs, unpacks and checks.
 
-A message is all that one rank sends another in one bucket: its pieces, each begun at a multiple of 8
-bytes, then two 64-bit integers a piece, the piece's fingerprint.
+A message is all that one rank sends another in one bucket: its pieces, each begun at a multiple of
+8 bytes, then two 64-bit integers a piece, the piece's fingerprint.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,10 +124,10 @@ class Share:
                 pieces = self._pieces(row, outgoing=into is self.outgoing)
                 into.setdefault(bucket, []).append(Message(bucket, peer, pieces))
 
-    def _pieces(self, rows: Sequence[int], *, outgoing: bool) -> tuple[Piece, ...]:
+    def _pieces(self, rows: np.ndarray, *, outgoing: bool) -> tuple[Piece, ...]:
         cut, moves, found, start = self.plan.cut, self.plan.moves, [], 0
         side = cut.train if outgoing else cut.infer
-        for row in rows:
+        for row in rows.tolist():
             block, layer = self.plan.blocks[moves.block[row]], int(moves.layer[row])
             p, cell = block.parameter, moves.cell[row]
             experts, part = (tuple(x[cell].tolist()) for x in (block.grid.experts, block.grid.rows))

@@ -84,13 +84,16 @@ class Cut:
         for (sources, targets), layers in pairs.items():
             has = held & np.isin(self.train.stage, sources)[:, None]
             wants = needed & np.isin(self.infer.stage, targets)[:, None]
-            gets = receive(has, wants) & wants.any(1)[:, None]
-            moves = self._match(has, gets)
-            target, cell = moves[1] - self.infer.first_rank, moves[2]
-            found.append(Block(p, np.array(layers), grid, *moves, wants[target, cell]))
+            gets = receive(has, wants) & wants.any(1, keepdims=True)
+            source, target, cell = self._match(has, gets)
+            needed_here = wants[target - self.infer.first_rank, cell]
+            block = Block(p, np.array(layers), grid, source, target, cell, needed_here)
+            found.append(block)
         return found
 
-    def _match(self, has: np.ndarray, gets: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _match(
+        self, has: np.ndarray, gets: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(source, target, cell) of what targets get: from themselves if they have it, else from
         holders in turn, so that all send alike, neighbours to neighbours.
         """
@@ -122,9 +125,9 @@ def make_grid(p: Parameter, sides: Sequence[Side], most_bytes: int | None) -> Gr
         rows = _finer(rows, max(1, most_bytes // a_row))
         experts = _finer(experts, max(1, most_bytes // (a_row * int(np.diff(rows).max()))))
     e, r = (x.reshape(-1) for x in np.indices((len(experts) - 1, len(rows) - 1)))
-    cells = [np.stack([x[i], x[i + 1]], 1) for x, i in ((experts, e), (rows, r))]
-    sizes = [np.diff(x)[:, 0] for x in cells]
-    return Grid(*cells, sizes[0] * sizes[1] * (inner // p.shape[p.axis]))
+    experts, rows = (np.stack([x[i], x[i + 1]], 1) for x, i in ((experts, e), (rows, r)))
+    sizes = np.diff(experts)[:, 0] * np.diff(rows)[:, 0]
+    return Grid(experts, rows, sizes * (inner // p.shape[p.axis]))
 
 
 def holds(side: Side, p: Parameter, grid: Grid) -> np.ndarray:

@@ -4,7 +4,7 @@ Names are those of Hugging Face checkpoints. Two things differ, so that a table 
 plan quick: a name stands for all layers that have it, and the experts of a layer are one tensor.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlkit.config import LatentAttention, MixtureOfExperts, ModelSpec
 
@@ -57,99 +57,84 @@ class Parameter:
 
 def parameters(model: ModelSpec, *, dtype: str = "bfloat16") -> tuple[Parameter, ...]:
     """All parameters of a model, in the order of its layers."""
-    layers = tuple(range(model.num_layers))
-    norms = {
-        name: ((model.hidden_size,), None, {})
-        for name in ("input_layernorm.weight", "post_attention_layernorm.weight")
-    }
-    attention = _latent(model, model.mla) if model.mla else _grouped_query(model)
-    dense, moe = _mlp(model.hidden_size, model.intermediate_size, "mlp."), model.moe
+    hidden, moe, tied = model.hidden_size, model.moe, model.tie_embeddings
     num_dense = model.num_layers if moe is None else min(moe.num_dense_layers, model.num_layers)
-    embedding = (model.vocab_size, model.hidden_size)
-    tied = model.tie_embeddings
-    outside = [
-        Parameter("model.embed_tokens.weight", embedding, dtype, ROWS, vocab=True, first=True,
-                  last=tied),
-        Parameter("model.norm.weight", (model.hidden_size,), dtype, last=True),
-    ]  # fmt: skip
-    if not tied:
-        outside.append(Parameter("lm_head.weight", embedding, dtype, ROWS, vocab=True, last=True))
-    found = [
-        _in_layers(norms | attention, layers, dtype),
-        _in_layers(dense, layers[:num_dense], dtype),
+    layers = tuple(range(model.num_layers))
+    norms = [
+        Parameter(f"{name}_layernorm.weight", (hidden,), dtype)
+        for name in ("input", "post_attention")
     ]
-    if moe is not None:
-        found.append(_in_layers(_experts(model.hidden_size, moe), layers[num_dense:], dtype))
-    return (outside[0], *(p for each in found for p in each), *outside[1:])
+    attention = _latent(model, model.mla, dtype) if model.mla else _grouped_query(model, dtype)
+    dense = _mlp("mlp.", hidden, model.intermediate_size, dtype)
+    experts = [] if moe is None else _experts(hidden, moe, dtype)
+    embedding = Parameter("model.embed_tokens.weight", (model.vocab_size, hidden), dtype, ROWS)
+    embedding = replace(embedding, vocab=True, first=True, last=tied)
+    head = replace(embedding, name="lm_head.weight", first=False, last=True)
+    return (
+        embedding,
+        *_in_layers(layers, norms + attention),
+        *_in_layers(layers[:num_dense], dense),
+        *_in_layers(layers[num_dense:], experts),
+        Parameter("model.norm.weight", (hidden,), dtype, last=True),
+        *([] if tied else [head]),
+    )
 
 
-_Rows = dict[str, tuple[tuple[int, ...], int | None, dict[str, object]]]
-
-
-def _in_layers(rows: _Rows, layers: tuple[int, ...], dtype: str) -> list[Parameter]:
-    """Rows (shape, cut, other fields) by name inside a layer -> parameters of these layers."""
-    if not layers:
-        return []
+def _in_layers(layers: tuple[int, ...], found: list[Parameter]) -> list[Parameter]:
     prefix = "model.layers.{layer}."
-    return [
-        Parameter(**{"name": prefix + name, "shape": shape, "dtype": dtype, "cut": cut,
-                     "layers": layers} | more)
-        for name, (shape, cut, more) in rows.items()
-    ]  # fmt: skip
+    return [replace(p, name=prefix + p.name, layers=layers) for p in found] if layers else []
 
 
-def _grouped_query(model: ModelSpec) -> _Rows:
+def _grouped_query(model: ModelSpec, dtype: str) -> list[Parameter]:
     hidden, head = model.hidden_size, model.head_dim
-    query = model.num_heads * head
-    heads = {"q": model.num_heads, "k": model.num_kv_heads, "v": model.num_kv_heads}
-    rows: _Rows = {}
-    for kind, shape in (("weight", (hidden,)), ("bias", ())):
-        if kind == "bias" and not model.qkv_bias:
-            continue
-        for name, num in heads.items():
-            fields = {"width": head, "copies": name != "q"}
-            rows[f"self_attn.{name}_proj.{kind}"] = ((num * head, *shape), ROWS, fields)
-    rows["self_attn.o_proj.weight"] = ((hidden, query), COLUMNS, {"width": head})
-    if model.qk_norm:
-        rows["self_attn.q_norm.weight"] = rows["self_attn.k_norm.weight"] = ((head,), None, {})
-    return rows
+    query, heads = model.num_heads * head, {"q": model.num_heads}
+    heads |= dict.fromkeys("kv", model.num_kv_heads)
+    kinds = {"weight": (hidden,)} | ({"bias": ()} if model.qkv_bias else {})
+    found = [
+        Parameter(f"self_attn.{name}_proj.{kind}", (num * head, *rest), dtype, ROWS, head,
+                  copies=name != "q")
+        for kind, rest in kinds.items()
+        for name, num in heads.items()
+    ]  # fmt: skip
+    found.append(Parameter("self_attn.o_proj.weight", (hidden, query), dtype, COLUMNS, head))
+    normed = "qk" if model.qk_norm else ""
+    return found + [Parameter(f"self_attn.{x}_norm.weight", (head,), dtype) for x in normed]
 
 
-def _latent(model: ModelSpec, mla: LatentAttention) -> _Rows:
-    hidden, heads = model.hidden_size, model.num_heads
-    key_value = model.head_dim - mla.rope_head_dim + mla.v_head_dim
-    q_rank, kv_rank = mla.q_lora_rank, mla.kv_lora_rank
-    return {
-        "self_attn.q_a_proj.weight": ((q_rank, hidden), None, {}),
-        "self_attn.q_a_layernorm.weight": ((q_rank,), None, {}),
-        "self_attn.q_b_proj.weight": (
-            (heads * model.head_dim, q_rank), ROWS, {"width": model.head_dim}),
-        "self_attn.kv_a_proj_with_mqa.weight": ((kv_rank + mla.rope_head_dim, hidden), None, {}),
-        "self_attn.kv_a_layernorm.weight": ((kv_rank,), None, {}),
-        "self_attn.kv_b_proj.weight": ((heads * key_value, kv_rank), ROWS, {"width": key_value}),
-        "self_attn.o_proj.weight": (
-            (hidden, heads * mla.v_head_dim), COLUMNS, {"width": mla.v_head_dim}),
-    }  # fmt: skip
+def _latent(model: ModelSpec, mla: LatentAttention, dtype: str) -> list[Parameter]:
+    hidden, heads, q_rank, kv_rank = (
+        model.hidden_size, model.num_heads, mla.q_lora_rank, mla.kv_lora_rank,
+    )  # fmt: skip
+    query, value = model.head_dim, mla.v_head_dim
+    both = query - mla.rope_head_dim + value
+    found = [
+        Parameter("q_a_proj.weight", (q_rank, hidden), dtype),
+        Parameter("q_a_layernorm.weight", (q_rank,), dtype),
+        Parameter("q_b_proj.weight", (heads * query, q_rank), dtype, ROWS, query),
+        Parameter("kv_a_proj_with_mqa.weight", (kv_rank + mla.rope_head_dim, hidden), dtype),
+        Parameter("kv_a_layernorm.weight", (kv_rank,), dtype),
+        Parameter("kv_b_proj.weight", (heads * both, kv_rank), dtype, ROWS, both),
+        Parameter("o_proj.weight", (hidden, heads * value), dtype, COLUMNS, value),
+    ]
+    return [replace(p, name=f"self_attn.{p.name}") for p in found]
 
 
-def _mlp(hidden: int, width: int, prefix: str) -> _Rows:
-    return {
-        f"{prefix}gate_proj.weight": ((width, hidden), ROWS, {}),
-        f"{prefix}up_proj.weight": ((width, hidden), ROWS, {}),
-        f"{prefix}down_proj.weight": ((hidden, width), COLUMNS, {}),
-    }
+def _mlp(prefix: str, hidden: int, width: int, dtype: str) -> list[Parameter]:
+    return [
+        Parameter(f"{prefix}gate_proj.weight", (width, hidden), dtype, ROWS),
+        Parameter(f"{prefix}up_proj.weight", (width, hidden), dtype, ROWS),
+        Parameter(f"{prefix}down_proj.weight", (hidden, width), dtype, COLUMNS),
+    ]
 
 
-def _experts(hidden: int, moe: MixtureOfExperts) -> _Rows:
-    num = moe.num_experts
-    rows: _Rows = {"mlp.gate.weight": ((num, hidden), None, {})}
+def _experts(hidden: int, moe: MixtureOfExperts, dtype: str) -> list[Parameter]:
+    num, width = moe.num_experts, moe.intermediate_size
+    found = [Parameter("mlp.gate.weight", (num, hidden), dtype)]
     if moe.router_bias:
-        rows["mlp.gate.e_score_correction_bias"] = ((num,), None, {"dtype": ROUTER_DTYPE})
-    for name, (shape, cut, _) in _mlp(hidden, moe.intermediate_size, "").items():
-        fields = {"experts": True}
-        assert cut is not None
-        rows[f"mlp.experts.{{expert}}.{name}"] = ((num, *shape), cut + 1, fields)
+        found.append(Parameter("mlp.gate.e_score_correction_bias", (num,), ROUTER_DTYPE))
+    for p in _mlp("mlp.experts.{expert}.", hidden, width, dtype):
+        cut = 1 + (p.cut or 0)  # behind the experts
+        found.append(replace(p, shape=(num, *p.shape), cut=cut, experts=True))
     if moe.num_shared_experts:
-        width = moe.num_shared_experts * moe.intermediate_size
-        rows |= _mlp(hidden, width, "mlp.shared_experts.")
-    return rows
+        found += _mlp("mlp.shared_experts.", hidden, moe.num_shared_experts * width, dtype)
+    return found

@@ -136,7 +136,7 @@ def _wait(work: Any, shards: Shards, message: Message, way: str) -> None:
 def _take(
     s: Shards, bucket: int, inbox: dict[int, Tensor], into: dict[str, Tensor], *, check: bool
 ) -> list[str]:
-    """Put a bucket's messages, and pieces that are here already, in place: names of damaged ones."""
+    """Put what arrived, and pieces that are here already, in place: names of damaged ones."""
     bad: list[str] = []
     for message in s.share.incoming.get(bucket, []):
         if message.peer == s.rank:

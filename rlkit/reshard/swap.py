@@ -116,7 +116,7 @@ class HostSwap:
         tensors = [self._tensors[name] for name in names]
         storage, where = tensors[0].untyped_storage(), tensors[0].device
         for name, tensor in zip(names, tensors, strict=True):
-            self._views[name] = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+            self._views[name] = int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride()
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=where)
         watch = StorageWeakRef(storage)
         del storage

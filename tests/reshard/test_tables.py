@@ -44,8 +44,8 @@ def theirs(model: ModelSpec) -> dict[str, tuple[int, ...]]:
                    "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2}  # fmt: skip
     if model.mla:
         make = transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config
-        config |= {"q_lora_rank": 6, "kv_lora_rank": 4, "qk_rope_head_dim": 2, "v_head_dim": 2,
-                   "qk_nope_head_dim": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}  # fmt: skip
+        config |= {"q_lora_rank": 6, "kv_lora_rank": 4, "qk_rope_head_dim": 2, "v_head_dim": 2}
+        config |= {"qk_nope_head_dim": 2, "n_shared_experts": 1, "first_k_dense_replace": 1}
     elif model.moe:
         make = transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig
         config |= {"head_dim": 2}
