@@ -35,9 +35,15 @@ def direct(cut: Cut, *, bucket_mib: float = 64.0) -> ReshardPlan:
     ``functools.partial(direct, bucket_mib=16)`` is another size.
     """
     size = int(bucket_mib * 2**20)
-    if size < 16:
-        raise ValueError(f"bucket_mib: got {bucket_mib}, need at least 16 bytes.")
+    if size < 2:
+        raise ValueError(f"bucket_mib: got {bucket_mib}, need a size such as 64.")
     blocks = cut.blocks(lambda held, needed: needed, most_bytes=size // 2)
+    least = max(blocks, key=lambda block: block.grid.nbytes.max())
+    if 2 * least.grid.nbytes.max() > size:
+        raise ValueError(
+            f"bucket_mib: got {bucket_mib}, {size} bytes, need at least twice a row of "
+            f"{least.parameter.named(0)}, {2 * least.grid.nbytes.max()} bytes."
+        )
     return ReshardPlan(cut, "direct", blocks, bucket_bytes=size)
 
 
