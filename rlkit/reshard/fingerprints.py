@@ -15,10 +15,11 @@ _MASK = (1 << 64) - 1
 def fingerprint(tensor: Tensor) -> tuple[int, int]:
     """Two 64-bit sums over the words of a tensor's bits, plain and weighted by position.
 
-    Equal tensors have equal ones.
+    Equal tensors have equal ones. Those of zeros are not 0: a buffer that nobody wrote to must not
+    agree with itself.
     """
     words = _words(tensor)
-    plain = weighted = 0
+    plain = weighted = _ODD + len(words)
     for chunk in words.split(_WORDS):
         plain += int(chunk.sum())
         weighted = weighted * _ODD + int((chunk * _weights(chunk.device)[: len(chunk)]).sum())

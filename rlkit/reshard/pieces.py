@@ -65,15 +65,18 @@ class Message:
         last = self.pieces[-1]
         return last.start + _aligned(last.nbytes)
 
-    def pack(self, tensors: Mapping[str, Tensor], *, check: bool) -> Tensor:
-        """The message [nbytes] uint8 from a source's tensors; no fingerprints without ``check``."""
+    def pack(self, tensors: Mapping[str, Tensor], *, version: int | None) -> Tensor:
+        """The message [nbytes] uint8 from a source's tensors; without a version no fingerprints.
+
+        The version is part of them, so that a message of an earlier reshard is no message.
+        """
         device = next(iter(tensors.values())).device
         flat = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
         sums = []
         for piece in self.pieces:
             view, part = piece.view(tensors), flat[piece.start : piece.start + piece.nbytes]
             part.view(view.dtype).view(view.shape).copy_(view)
-            sums.append(fingerprint(part) if check else (0, 0))
+            sums.append((0, 0) if version is None else _stamped(part, version))
         flat[self.body :].view(torch.int64).copy_(torch.tensor(sums).reshape(-1))
         return flat
 
@@ -83,9 +86,13 @@ class Message:
             view = piece.view(tensors)
             view.copy_(part.view(view.dtype).view(view.shape))
 
-    def damaged(self, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[str]:
+    def damaged(self, flat: Tensor, tensors: Mapping[str, Tensor], *, version: int) -> list[str]:
         """Names of pieces that lie in a target's tensors with other bits than the source sent."""
-        return [p.name for p, _, sums in self._kept(flat) if fingerprint(p.view(tensors)) != sums]
+        return [
+            piece.name
+            for piece, _, sums in self._kept(flat)
+            if _stamped(piece.view(tensors), version) != sums
+        ]
 
     def differing(self, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[str]:
         """``name[index]`` of the first element of each such piece: bit by bit, no fingerprints."""
@@ -153,6 +160,11 @@ def _rows_by_message(bucket: np.ndarray, peer: np.ndarray, rows: np.ndarray) -> 
         return []
     new = (np.diff(bucket[order]) != 0) | (np.diff(peer[order]) != 0)
     return np.split(order, np.flatnonzero(new) + 1)
+
+
+def _stamped(tensor: Tensor, version: int) -> tuple[int, int]:
+    plain, weighted = fingerprint(tensor)
+    return plain ^ version, weighted
 
 
 def _aligned(nbytes: int) -> int:

@@ -32,16 +32,16 @@ def reshard_in_process(
     Every piece is compared by fingerprint (``check``), or element by element too, so that an error
     names the first element that differs. The ranks publish ``version`` together or not at all.
     """
-    start, peak = time.perf_counter(), 0
+    start, peak, stamp = time.perf_counter(), 0, version if check else None
     by_rank = {s.rank: s for s in shards}
     wire = wire or (lambda source, message, flat: flat)
     try:
         into = {s.rank: s.begin() for s in shards}
         bad: list[str] = []
         for bucket in range(shards[0].share.num_buckets):
-            inbox, packed = _deliver(shards, bucket, wire, check=check)
+            inbox, packed = _deliver(shards, bucket, wire, version=stamp)
             for s in shards:
-                bad += _take(s, bucket, inbox[s.rank], into[s.rank], check=check)
+                bad += _take(s, bucket, inbox[s.rank], into[s.rank], version=stamp)
                 peak = max(peak, _held(s) + sum(f.nbytes for f in inbox[s.rank].values())
                            + packed[s.rank])  # fmt: skip
         if elementwise:
@@ -63,14 +63,15 @@ def reshard_over(
 
     group: a torch process group over the plan's ranks. Its timeout ends every wait.
     """
-    start, peak, bad = time.perf_counter(), 0, []
+    start, peak, stamp = time.perf_counter(), 0, version if check else None
+    bad: list[str] = []
     try:
         into = shards.begin()
         for bucket in range(shards.share.num_buckets):
             logger.debug("rank %d: bucket %d", shards.rank, bucket)
-            inbox, packed = _exchange(group, shards, bucket, check=check)
+            inbox, packed = _exchange(group, shards, bucket, version=stamp)
             peak = max(peak, _held(shards) + packed + sum(f.nbytes for f in inbox.values()))
-            bad += _take(shards, bucket, inbox, into, check=check)
+            bad += _take(shards, bucket, inbox, into, version=stamp)
         if elementwise:
             bad = list(_elementwise_over(group, shards, into)) or bad
         failed = torch.tensor([len(bad)])
@@ -87,14 +88,14 @@ def reshard_over(
 
 
 def _deliver(
-    shards: Sequence[Shards], bucket: int, wire: Wire, *, check: bool
+    shards: Sequence[Shards], bucket: int, wire: Wire, *, version: int | None
 ) -> tuple[dict[int, dict[int, Tensor]], dict[int, int]]:
     """What each rank receives by source, and the largest message that each packs."""
     inbox: dict[int, dict[int, Tensor]] = {s.rank: {} for s in shards}
     packed = dict.fromkeys(inbox, 0)
     for s in shards:
         for message in _far(s, s.share.outgoing, bucket):
-            flat = message.pack(s.training, check=check)
+            flat = message.pack(s.training, version=version)
             packed[s.rank] = max(packed[s.rank], flat.nbytes)
             arrived = wire(s.rank, message, flat)
             if arrived is not None:
@@ -103,7 +104,7 @@ def _deliver(
 
 
 def _exchange(
-    group: Any, shards: Shards, bucket: int, *, check: bool
+    group: Any, shards: Shards, bucket: int, *, version: int | None
 ) -> tuple[dict[int, Tensor], int]:
     """``_deliver`` over a process group: receives are open before the first send, and a bucket ends
     before the next begins, so ranks that are a bucket apart never wait for each other in a circle.
@@ -114,7 +115,7 @@ def _exchange(
         inbox[message.peer] = flat
         waits.append((message, group.recv([flat], message.peer, bucket)))
     for message in _far(shards, share.outgoing, bucket):
-        flat = message.pack(shards.training, check=check)
+        flat = message.pack(shards.training, version=version)
         packed = max(packed, flat.nbytes)
         _wait(group.send([flat], message.peer, bucket), shards, message, "to")
     for message, work in waits:
@@ -134,13 +135,18 @@ def _wait(work: Any, shards: Shards, message: Message, way: str) -> None:
 
 
 def _take(
-    s: Shards, bucket: int, inbox: dict[int, Tensor], into: dict[str, Tensor], *, check: bool
+    s: Shards,
+    bucket: int,
+    inbox: dict[int, Tensor],
+    into: dict[str, Tensor],
+    *,
+    version: int | None,
 ) -> list[str]:
     """Put what arrived, and pieces that are here already, in place: names of damaged ones."""
     bad: list[str] = []
     for message in s.share.incoming.get(bucket, []):
         if message.peer == s.rank:
-            bad += _copy(s, bucket, message, into, check=check)
+            bad += _copy(s, bucket, message, into, check=version is not None)
             continue
         flat = inbox.get(message.peer)
         if flat is None:
@@ -150,7 +156,7 @@ def _take(
                 f"version {s.version} stays. Reshard again."
             )
         message.unpack(flat, into)
-        bad += message.damaged(flat, into) if check else []
+        bad += [] if version is None else message.damaged(flat, into, version=version)
     return bad
 
 
@@ -183,13 +189,13 @@ def _elementwise(by_rank: dict[int, Shards], into: dict[int, dict[str, Tensor]])
         for message in (m for each in source.share.outgoing.values() for m in each):
             target = by_rank[message.peer].share.incoming[message.bucket]
             twin = next(m for m in target if m.peer == source.rank)
-            flat = message.pack(source.training, check=False)
+            flat = message.pack(source.training, version=None)
             yield from twin.differing(flat, into[message.peer])
 
 
 def _elementwise_over(group: Any, shards: Shards, into: dict[str, Tensor]) -> Iterator[str]:
     for bucket in range(shards.share.num_buckets):
-        inbox, _ = _exchange(group, shards, bucket, check=False)
+        inbox, _ = _exchange(group, shards, bucket, version=None)
         for message in _far(shards, shards.share.incoming, bucket):
             yield from message.differing(inbox[message.peer], into)
 
