@@ -83,19 +83,25 @@ def _on_device(plan: "ReshardPlan") -> dict[str, np.ndarray]:
 
 
 def _buffers(plan: "ReshardPlan") -> np.ndarray:
-    """Most bytes [devices] in flight at once: received and not yet put in place, and one message
-    that is sent. Of bounded buckets it is the bound, or all there is to move if that is less.
+    """Bound on the bytes [devices] in flight at once: a bucket, or the largest tensor that goes
+    alone, received and not yet in place; and two messages being sent, none larger than that.
     """
-    size, limit = plan.cut.num_devices, plan.bucket_bytes
-    received, sent = np.zeros((2, len(plan.blocks), size), dtype=np.int64)
-    for i, block in enumerate(plan.blocks):
-        far, times = block.remote, 1 if limit is None else len(block.layers)
-        nbytes = times * block.nbytes[far]
-        np.add.at(received[i], block.target[far], nbytes)
-        pair = block.source[far].astype(np.int64) * size + block.target[far]
-        pairs, which = np.unique(pair, return_inverse=True)
-        messages = np.bincount(which, nbytes, minlength=len(pairs)).astype(np.int64)
-        np.maximum.at(sent[i], pairs // size, messages)
-    if limit is None:
-        return received.max(0) + sent.max(0)
-    return np.minimum(received.sum(0), limit) + np.minimum(sent.sum(0), limit)
+    size = plan.cut.num_devices
+    received, sent = np.zeros((2, size), dtype=np.int64)
+    largest = np.zeros((2, size), dtype=np.int64)  # received of one tensor, sent of it to one peer
+    for block in plan.blocks:
+        far = block.remote
+        source, target = block.source[far], block.target[far]
+        nbytes, times = block.nbytes[far], len(block.layers)
+        arriving, leaving = (_sums(ranks, nbytes, size) for ranks in (target, source))
+        received, sent = received + times * arriving, sent + times * leaving
+        pair = _sums(source.astype(np.int64) * size + target, nbytes, size * size)
+        to_one = pair.reshape(size, size).max(1)
+        largest = np.maximum(largest, [arriving, to_one])
+    limit = plan.bucket_bytes if plan.splits else np.maximum(plan.bucket_bytes, largest)
+    limits = np.broadcast_to(limit, (2, size))
+    return np.minimum(received, limits[0]) + np.minimum(sent, 2 * limits[1])
+
+
+def _sums(index: np.ndarray, nbytes: np.ndarray, size: int) -> np.ndarray:
+    return np.bincount(index, nbytes, minlength=size).astype(np.int64)

@@ -65,13 +65,12 @@ class Message:
         last = self.pieces[-1]
         return last.start + _aligned(last.nbytes)
 
-    def pack(self, tensors: Mapping[str, Tensor], *, version: int | None) -> Tensor:
-        """The message [nbytes] uint8 from a source's tensors; without a version no fingerprints.
+    def pack(self, tensors: Mapping[str, Tensor], flat: Tensor, *, version: int | None) -> Tensor:
+        """The message, from a source's tensors into flat [nbytes] uint8.
 
-        The version is part of them, so that a message of an earlier reshard is no message.
+        The version is part of the fingerprints, so that a message of an earlier reshard is no
+        message. Without one there are none.
         """
-        device = next(iter(tensors.values())).device
-        flat = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
         sums = []
         for piece in self.pieces:
             view, part = piece.view(tensors), flat[piece.start : piece.start + piece.nbytes]
@@ -130,6 +129,22 @@ class Share:
                 bucket, peer = int(moves.bucket[row[0]]), int(theirs[row[0]])
                 pieces = self._pieces(row, outgoing=into is self.outgoing)
                 into.setdefault(bucket, []).append(Message(bucket, peer, pieces))
+
+    def far(self, messages: dict[int, list[Message]], bucket: int) -> list[Message]:
+        """Those of a bucket that travel."""
+        return [message for message in messages.get(bucket, []) if message.peer != self.rank]
+
+    @property
+    def most_in(self) -> int:
+        """Bytes that arrive in the largest bucket."""
+        sizes = (self.far(self.incoming, bucket) for bucket in self.incoming)
+        return max((sum(m.nbytes for m in each) for each in sizes), default=0)
+
+    @property
+    def most_out(self) -> int:
+        """Bytes of the largest message that is sent."""
+        sizes = (m.nbytes for bucket in self.outgoing for m in self.far(self.outgoing, bucket))
+        return max(sizes, default=0)
 
     def _pieces(self, rows: np.ndarray, *, outgoing: bool) -> tuple[Piece, ...]:
         cut, moves, found, start = self.plan.cut, self.plan.moves, [], 0

@@ -9,6 +9,8 @@ import numpy as np
 from rlkit.reshard import memory, plan_frames
 from rlkit.reshard.plan_cells import Block, Cut
 
+BUCKET_BYTES = 64 << 20
+
 
 class Moves(NamedTuple):
     """All moves of a plan [N], in the order in which they travel."""
@@ -35,8 +37,10 @@ class ReshardPlan:
     swaps: bool = False
     """Training shards are in host memory during generation, and generation's are gone in
     training."""
-    bucket_bytes: int | None = None
-    """Most that a device receives at a time; None: one tensor's moves at a time."""
+    bucket_bytes: int = BUCKET_BYTES
+    """Most that a device receives at a time."""
+    splits: bool = False
+    """Tensors are cut where a bucket ends; else one that is larger than a bucket goes alone."""
 
     @property
     def nbytes(self) -> int:
@@ -65,11 +69,14 @@ class ReshardPlan:
         tensor = np.unique(block * (int(layer.max()) + 2) + layer + 1, return_inverse=True)[1]
         source, target, _, nbytes, _ = rest
         sizes = np.where(source == target, 0, nbytes)
-        bucket = tensor if self.bucket_bytes is None else self._buckets(tensor, target, sizes)
+        cut_buckets = self._pieces_to_buckets if self.splits else self._tensors_to_buckets
+        bucket = cut_buckets(tensor, target, sizes)
         order = np.lexsort((tensor, bucket))
         return Moves(*(column[order] for column in (block, layer, *rest, bucket)))
 
-    def _buckets(self, tensor: np.ndarray, target: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    def _pieces_to_buckets(
+        self, tensor: np.ndarray, target: np.ndarray, sizes: np.ndarray
+    ) -> np.ndarray:
         """Bucket [N] of each move: no target's is over ``bucket_bytes``, for a new one begins when
         one is half full, and no piece is larger than half of it.
         """
@@ -77,8 +84,21 @@ class ReshardPlan:
         total, first = np.cumsum(sizes[order]), np.searchsorted(target[order], target[order])
         before = total - sizes[order] - np.where(first > 0, total[first - 1], 0)
         buckets = np.empty_like(tensor)
-        buckets[order] = before // (self.bucket_bytes // 2 if self.bucket_bytes else 1)
+        buckets[order] = before // (self.bucket_bytes // 2)
         return buckets
+
+    def _tensors_to_buckets(
+        self, tensor: np.ndarray, target: np.ndarray, sizes: np.ndarray
+    ) -> np.ndarray:
+        """Bucket [N] of each move: whole tensors, as many as no target gets too much of."""
+        received = np.zeros((int(tensor.max()) + 1, self.cut.num_devices), dtype=np.int64)
+        np.add.at(received, (tensor, target), sizes)
+        buckets, used = [], self.bucket_bytes + 1  # the first begins a bucket, even of nothing
+        for most in received.max(1).tolist():
+            full = used + most > self.bucket_bytes
+            buckets.append((buckets[-1] if buckets else -1) + int(full))
+            used = most if full else used + most
+        return np.array(buckets)[tensor]
 
     # ---- tables ----
 

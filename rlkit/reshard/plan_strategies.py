@@ -9,12 +9,13 @@ from rlkit.reshard.plan_cells import Cut
 from rlkit.reshard.plan_moves import ReshardPlan
 
 
-def naive(cut: Cut) -> ReshardPlan:
+def naive(cut: Cut, *, bucket_mib: float = 64.0) -> ReshardPlan:
     """Every device gathers each tensor whole and cuts its part; both copies stay."""
-    return ReshardPlan(cut, "naive", cut.blocks(lambda held, needed: np.ones_like(needed)))
+    blocks = cut.blocks(lambda held, needed: np.ones_like(needed))
+    return ReshardPlan(cut, "naive", blocks, bucket_bytes=_bytes(bucket_mib))
 
 
-def allgather_swap(cut: Cut) -> ReshardPlan:
+def allgather_swap(cut: Cut, *, bucket_mib: float = 64.0) -> ReshardPlan:
     """Devices gather the training shards they need a part of into generation buffers.
 
     Then training shards go to host memory, so that nothing redundant is on a device during
@@ -26,7 +27,8 @@ def allgather_swap(cut: Cut) -> ReshardPlan:
             "frees memory for generation where training shards lie, and there are none on the "
             "generation devices. Use strategy=rk.reshard.direct, or colocate the workers."
         )
-    return ReshardPlan(cut, "allgather_swap", cut.blocks(_whole_shards), swaps=True)
+    blocks, size = cut.blocks(_whole_shards), _bytes(bucket_mib)
+    return ReshardPlan(cut, "allgather_swap", blocks, swaps=True, bucket_bytes=size)
 
 
 def direct(cut: Cut, *, bucket_mib: float = 64.0) -> ReshardPlan:
@@ -34,9 +36,7 @@ def direct(cut: Cut, *, bucket_mib: float = 64.0) -> ReshardPlan:
 
     ``functools.partial(direct, bucket_mib=16)`` is another size.
     """
-    size = int(bucket_mib * 2**20)
-    if size < 2:
-        raise ValueError(f"bucket_mib: got {bucket_mib}, need a size such as 64.")
+    size = _bytes(bucket_mib)
     blocks = cut.blocks(lambda held, needed: needed, most_bytes=size // 2)
     least = max(blocks, key=lambda block: block.grid.nbytes.max())
     if 2 * least.grid.nbytes.max() > size:
@@ -44,7 +44,14 @@ def direct(cut: Cut, *, bucket_mib: float = 64.0) -> ReshardPlan:
             f"bucket_mib: got {bucket_mib}, {size} bytes, need at least twice a row of "
             f"{least.parameter.named(0)}, {2 * least.grid.nbytes.max()} bytes."
         )
-    return ReshardPlan(cut, "direct", blocks, bucket_bytes=size)
+    return ReshardPlan(cut, "direct", blocks, bucket_bytes=size, splits=True)
+
+
+def _bytes(bucket_mib: float) -> int:
+    size = int(bucket_mib * 2**20)
+    if size < 2:
+        raise ValueError(f"bucket_mib: got {bucket_mib}, need a size such as 64.")
+    return size
 
 
 def _whole_shards(held: np.ndarray, needed: np.ndarray) -> np.ndarray:

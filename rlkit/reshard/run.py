@@ -63,17 +63,17 @@ def reshard_over(
 
     group: a torch process group over the plan's ranks. Its timeout ends every wait.
     """
-    start, peak, stamp = time.perf_counter(), 0, version if check else None
-    bad: list[str] = []
+    start, stamp, bad = time.perf_counter(), version if check else None, []
     try:
-        into = shards.begin()
-        for bucket in range(shards.share.num_buckets):
+        into, share = shards.begin(), shards.share
+        buffers = [_buffer(nbytes, shards) for nbytes in (share.most_in, *[share.most_out] * 2)]
+        peak = _held(shards) + sum(buffer.nbytes for buffer in buffers)
+        for bucket in range(share.num_buckets):
             logger.debug("rank %d: bucket %d", shards.rank, bucket)
-            inbox, packed = _exchange(group, shards, bucket, version=stamp)
-            peak = max(peak, _held(shards) + packed + sum(f.nbytes for f in inbox.values()))
+            inbox = _exchange(group, shards, bucket, buffers, version=stamp)
             bad += _take(shards, bucket, inbox, into, version=stamp)
         if elementwise:
-            bad = list(_elementwise_over(group, shards, into)) or bad
+            bad = list(_elementwise_over(group, shards, into, buffers)) or bad
         failed = torch.tensor([len(bad)])
         group.allreduce([failed]).wait()
         _raise_for(bad, shards.version, elsewhere=int(failed))
@@ -94,8 +94,8 @@ def _deliver(
     inbox: dict[int, dict[int, Tensor]] = {s.rank: {} for s in shards}
     packed = dict.fromkeys(inbox, 0)
     for s in shards:
-        for message in _far(s, s.share.outgoing, bucket):
-            flat = message.pack(s.training, version=version)
+        for message in s.share.far(s.share.outgoing, bucket):
+            flat = message.pack(s.training, _buffer(message.nbytes, s), version=version)
             packed[s.rank] = max(packed[s.rank], flat.nbytes)
             arrived = wire(s.rank, message, flat)
             if arrived is not None:
@@ -104,26 +104,31 @@ def _deliver(
 
 
 def _exchange(
-    group: Any, shards: Shards, bucket: int, *, version: int | None
-) -> tuple[dict[int, Tensor], int]:
+    group: Any, shards: Shards, bucket: int, buffers: Sequence[Tensor], *, version: int | None
+) -> dict[int, Tensor]:
     """``_deliver`` over a process group: receives are open before the first send, and a bucket ends
     before the next begins, so ranks that are a bucket apart never wait for each other in a circle.
+    One message is packed while another is sent.
     """
-    share, waits, inbox, packed = shards.share, [], {}, 0
-    for message in _far(shards, share.incoming, bucket):
-        flat = torch.empty(message.nbytes, dtype=torch.uint8, device=shards.device)
-        inbox[message.peer] = flat
-        waits.append((message, group.recv([flat], message.peer, bucket)))
-    for message in _far(shards, share.outgoing, bucket):
-        flat = message.pack(shards.training, version=version)
-        packed = max(packed, flat.nbytes)
-        _wait(group.send([flat], message.peer, bucket), shards, message, "to")
+    share, waits, inbox, start = shards.share, [], {}, 0
+    for message in share.far(share.incoming, bucket):
+        inbox[message.peer] = buffers[0][start : start + message.nbytes]
+        start += message.nbytes
+        waits.append((message, group.recv([inbox[message.peer]], message.peer, bucket)))
+    sending: list[tuple[Message, Any]] = []
+    for i, message in enumerate(share.far(share.outgoing, bucket)):
+        if i > 1:  # its buffer is the one of the message before the last
+            _wait(*sending[i - 2], shards, "to")
+        flat = message.pack(shards.training, buffers[1 + i % 2][: message.nbytes], version=version)
+        sending.append((message, group.send([flat], message.peer, bucket)))
+    for message, work in sending[-2:]:
+        _wait(message, work, shards, "to")
     for message, work in waits:
-        _wait(work, shards, message, "from")
-    return inbox, packed
+        _wait(message, work, shards, "from")
+    return inbox
 
 
-def _wait(work: Any, shards: Shards, message: Message, way: str) -> None:
+def _wait(message: Message, work: Any, shards: Shards, way: str) -> None:
     try:
         work.wait()
     except RuntimeError as error:
@@ -176,10 +181,6 @@ def _copy(
     return bad
 
 
-def _far(s: Shards, messages: dict[int, list[Message]], bucket: int) -> Iterator[Message]:
-    return (message for message in messages.get(bucket, []) if message.peer != s.rank)
-
-
 # ---- checks ----
 
 
@@ -189,14 +190,17 @@ def _elementwise(by_rank: dict[int, Shards], into: dict[int, dict[str, Tensor]])
         for message in (m for each in source.share.outgoing.values() for m in each):
             target = by_rank[message.peer].share.incoming[message.bucket]
             twin = next(m for m in target if m.peer == source.rank)
-            flat = message.pack(source.training, version=None)
+            flat = _buffer(message.nbytes, source)
+            message.pack(source.training, flat, version=None)
             yield from twin.differing(flat, into[message.peer])
 
 
-def _elementwise_over(group: Any, shards: Shards, into: dict[str, Tensor]) -> Iterator[str]:
+def _elementwise_over(
+    group: Any, shards: Shards, into: dict[str, Tensor], buffers: Sequence[Tensor]
+) -> Iterator[str]:
     for bucket in range(shards.share.num_buckets):
-        inbox, _ = _exchange(group, shards, bucket, version=None)
-        for message in _far(shards, shards.share.incoming, bucket):
+        inbox = _exchange(group, shards, bucket, buffers, version=None)
+        for message in shards.share.far(shards.share.incoming, bucket):
             yield from message.differing(inbox[message.peer], into)
 
 
@@ -207,6 +211,10 @@ def _raise_for(bad: Sequence[str], version: int, *, elsewhere: int = 0) -> None:
             f"reshard: {what if bad else f'{elsewhere} pieces differ on other ranks'}; version "
             f"{version} stays. Reshard again; with elementwise=True the error names the element."
         )
+
+
+def _buffer(nbytes: int, s: Shards) -> Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device=s.device)
 
 
 def _held(s: Shards) -> int:

@@ -22,8 +22,9 @@ from rlkit.reshard import (
 
 RANKS = 4
 SMALL = functools.partial(direct, bucket_mib=600 / 2**20)
+SMALL_SWAP = functools.partial(allgather_swap, bucket_mib=600 / 2**20)
 CASES = {
-    "TP2 PP2 to TP1": ("llama", Layout(tp=2, pp=2), Layout(), allgather_swap),
+    "TP2 PP2 to TP1": ("llama", Layout(tp=2, pp=2), Layout(), SMALL_SWAP),
     "uneven PP to TP4": ("qwen2", Layout(pp=2, stages=(3, 1)), Layout(tp=4), SMALL),
     "TP1 to TP4, tied": ("qwen2 tied", Layout(), Layout(tp=4), SMALL),
     "experts over TP to EP4": ("qwen3 moe", Layout(tp=2, ep=4, expert_tp=1, dp=2), Layout(ep=4),

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -57,6 +58,9 @@ def _toy(num_layers: int, **more) -> ModelSpec:
 
 
 _EXPERTS = {"moe": MOE, "qk_norm": True}
+_R1 = replace(
+    FAMILIES["deepseek"], num_layers=13, moe=replace(FAMILIES["deepseek"].moe, num_experts=256)
+)
 SHEET = {
     "GRPO Qwen2.5-7B": (_toy(2), Layout(tp=2, pp=2), Layout(), 16),
     "GRPO Qwen2.5-32B A3": (
@@ -68,6 +72,13 @@ SHEET = {
     "DAPO Qwen2.5-32B": (_toy(2), Layout(tp=8), Layout(tp=8), 16),
     "DAPO Qwen2.5-32B 32k": (_toy(2), Layout(tp=8, pp=2, cp=2), Layout(tp=4), 64),
     "DAPO Qwen2.5-7B multi-turn": (_toy(1), Layout(tp=4), Layout(), 8),
+    "GRPO Qwen3-235B": (
+        _toy(17, qk_norm=True, moe=replace(MOE, num_experts=32)),
+        Layout(tp=2, pp=16, ep=8, expert_tp=1, stages=(1,) * 15 + (2,)),
+        Layout(tp=4, ep=32, expert_tp=1), 128),
+    "GRPO DeepSeek-R1 A3": (
+        _R1, Layout(tp=4, pp=8, ep=32, expert_tp=1, stages=(1, 1, 2, 2, 2, 2, 2, 1)),
+        Layout(tp=4, ep=256, expert_tp=1), 256),
 }  # fmt: skip
 """(toy, train, infer, dies) of configs/ in MindSpeed RL's repository, widths and depths made small.
 
