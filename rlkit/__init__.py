@@ -29,6 +29,7 @@ _NAMES = {
     "WorkerGroup": "rlkit.cluster",
     "RolloutFeed": "rlkit.cluster",
     "Resharder": "rlkit.reshard",
+    "plan_reshard": "rlkit.reshard",
     "Checkpointer": "rlkit.checkpoint",
     "TransferDock": "rlkit.dock",
     "CentralDock": "rlkit.dock",

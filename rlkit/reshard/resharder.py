@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlkit import trace
-from rlkit.reshard.plan import ReshardPlan, plan_equal
+from rlkit.reshard.plan import WholePlan, plan_equal
 
 logger = logging.getLogger("rlkit.reshard")
 
@@ -51,11 +51,11 @@ class Resharder:
                 )
         self.source, self.target = source, target
         self.bucket_bytes = int(bucket_mib * 2**20)
-        self._plan: ReshardPlan | None = None
+        self._plan: WholePlan | None = None
         self._link: tuple[Any, ...] | None = None  # processes the open link connects
         self._published = 0  # version of the last move
 
-    def plan(self) -> ReshardPlan:
+    def plan(self) -> WholePlan:
         """What will move, bucket by bucket."""
         if self._plan is None:
             with trace.labelled("reshard/plan"):
@@ -92,7 +92,7 @@ class Resharder:
             version=version,
         )
 
-    def _transfer(self, plan: ReshardPlan) -> None:
+    def _transfer(self, plan: WholePlan) -> None:
         if self.source.in_process:
             self.target.stage_weights(self.source.weights(), self.source.fingerprints())
             return
