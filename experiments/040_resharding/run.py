@@ -41,7 +41,9 @@ def table(results: pd.DataFrame) -> str:
     order = [tuple(row) for row in results[list(wide.index.names)].drop_duplicates().to_numpy()]
     units = dict(zip(results["metric"], results["unit"], strict=True))
     columns = list(dict.fromkeys(results["metric"]))
-    wide = wide.loc[order, columns].map(lambda x: "–" if pd.isna(x) else f"{x:,.2f}")
+    wide = wide.loc[order, columns].map(
+        lambda x: "–" if pd.isna(x) else f"{float(f'{x:.3g}'):,.10g}"
+    )
     wide.columns = [f"{name} [{units[name]}]" for name in columns]
     return experiment.markdown(wide.reset_index().rename(columns={"run": "strategy"}))
 
