@@ -35,13 +35,12 @@ def planned() -> list[dict]:
 
 def table(results: pd.DataFrame) -> str:
     """The README's table: a row a model, number of devices and strategy."""
-    wide = results.pivot(
-        index=["model", "devices", "run", "source"], columns="metric", values="value"
-    )
-    order = [tuple(row) for row in results[list(wide.index.names)].drop_duplicates().to_numpy()]
+    keys, columns = ["model", "devices", "run", "source"], results["metric"].unique()
+    wide = results.pivot(index=keys, columns="metric", values="value")
+    order = pd.MultiIndex.from_frame(results[keys].drop_duplicates())
     units = dict(zip(results["metric"], results["unit"], strict=True))
-    columns = list(dict.fromkeys(results["metric"]))
-    wide = wide.loc[order, columns].map(lambda x: "–" if pd.isna(x) else f"{x:,.2f}")
+    digits = lambda x: "–" if pd.isna(x) else f"{float(f'{x:.3g}'):,.10g}"
+    wide = wide.loc[order, columns].map(digits)
     wide.columns = [f"{name} [{units[name]}]" for name in columns]
     return experiment.markdown(wide.reset_index().rename(columns={"run": "strategy"}))
 

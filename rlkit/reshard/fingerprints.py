@@ -22,7 +22,8 @@ def fingerprint(tensor: Tensor) -> tuple[int, int]:
     plain = weighted = _ODD + len(words)
     for chunk in words.split(_WORDS):
         plain += int(chunk.sum())
-        weighted = weighted * _ODD + int((chunk * _weights(chunk.device)[: len(chunk)]).sum())
+        here = int((chunk * _weights(chunk.device)[: len(chunk)]).sum())
+        weighted = weighted * _ODD + here & _MASK
     return _signed(plain), _signed(weighted)
 
 

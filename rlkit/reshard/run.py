@@ -47,6 +47,8 @@ def reshard_in_process(
         if elementwise:
             bad = list(_elementwise(by_rank, into)) or bad
         _raise_for(bad, shards[0].version)
+        for s in shards:
+            s.swap_out()
     except BaseException:
         for s in shards:
             s.discard()
@@ -74,9 +76,9 @@ def reshard_over(
             bad += _take(shards, bucket, inbox, into, version=stamp)
         if elementwise:
             bad = list(_elementwise_over(group, shards, into, buffers)) or bad
-        failed = torch.tensor([len(bad)])
-        group.allreduce([failed]).wait()
-        _raise_for(bad, shards.version, elsewhere=int(failed))
+        _raise_for(bad, shards.version, elsewhere=_sum(group, len(bad)))
+        del buffers
+        _swap_together(group, shards)
     except BaseException:
         shards.discard()
         raise
@@ -215,6 +217,29 @@ def _raise_for(bad: Sequence[str], version: int, *, elsewhere: int = 0) -> None:
 
 def _buffer(nbytes: int, s: Shards) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8, device=s.device)
+
+
+def _swap_together(group: Any, shards: Shards) -> None:
+    """Swap out on every rank, or raise on every rank."""
+    error: Exception | None = None
+    try:
+        shards.swap_out()
+    except Exception as caught:
+        error = caught
+    failed = _sum(group, int(error is not None))
+    if error is not None:
+        raise error
+    if failed:
+        raise RuntimeError(
+            f"reshard: training shards did not go to host memory on {failed} other ranks; version "
+            f"{shards.version} stays. Their errors say why."
+        )
+
+
+def _sum(group: Any, number: int) -> int:
+    total = torch.tensor([number])
+    group.allreduce([total]).wait()
+    return int(total)
 
 
 def _held(s: Shards) -> int:

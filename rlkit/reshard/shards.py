@@ -68,16 +68,18 @@ class Shards:
             }
         return self._generation
 
-    def publish(self, version: int) -> None:
-        """Serve what arrived as ``version``, and swap training shards out if the plan does."""
+    def swap_out(self) -> None:
+        """Move training shards to host memory, if the plan does."""
         if self.plan.swaps:
             self._swap.out()
+
+    def publish(self, version: int) -> None:
+        """Serve what arrived as ``version``."""
         self.version, self._whole = version, True
 
     def discard(self) -> None:
         """After an error: the version stays. What a plan fills in place is mixed then."""
-        if self.plan.swaps:
-            self._generation = None
+        self.to_training()
 
     def to_training(self) -> None:
         """Free generation tensors and bring the training shards back, if the plan swaps."""
