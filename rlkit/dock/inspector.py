@@ -101,7 +101,7 @@ class Inspector:
             return self._keep(asked)
         why = f"no answer of the controllers within {timeout_s:g} s"
         if asked.error is not None:
-            why = f"{type(asked.error).__name__}: {asked.error}"
+            why = f"{type(asked.error).__name__}: {asked.error}".rstrip(".")
         last, note = self._last, f"{why}. Nothing is known of the rows."
         if last is None:
             import pandas as pd  # pyright: ignore[reportMissingTypeStubs]

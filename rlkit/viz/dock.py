@@ -51,17 +51,18 @@ def plot_dock(frame: pd.DataFrame, *, source: str = "measured") -> dict[str, Axe
     rows = frame.sort_values("uid", kind="stable")
     colours = _colours(rows, stages)
     axes = _new_axes(len(columns), len(stages))
+    uids = rows["uid"].to_numpy()
     there = {n: np.where(rows[n].to_numpy() == "empty", "empty", "there") for n in columns}
-    said = {n.removeprefix("stage:"): _merged(rows[n], colours) for n in stages}
-    _cells(axes["columns"], there, colours, rows["uid"])
-    _cells(axes["stages"], said, colours, rows["uid"])
+    said = {n.removeprefix("stage:"): _merged(rows[n].to_numpy(str), colours) for n in stages}
+    _cells(axes["columns"], there, colours, uids)
+    _cells(axes["stages"], said, colours, uids)
     axes["columns"].set_xlabel("column")
     axes["stages"].set_xlabel("stage")
     many = len(rows) > MOST_NAMED
     label_y(axes["columns"], axis_label("row, by uid", "1") if many else axis_label("row", "uid"))
     axes["stages"].tick_params(labelleft=False)
     _bytes_by_node(axes["bytes"], bytes_by_node(rows), source)
-    _versions(axes["versions"], rows["version"])
+    _versions(axes["versions"], rows["version"].to_numpy(np.int64))
     seen = {str(state) for states in (*there.values(), *said.values()) for state in set(states)}
     _legend(axes["columns"], {state: c for state, c in colours.items() if state in seen})
     return axes
@@ -87,7 +88,7 @@ def parts_of(frame: object) -> tuple[list[str], list[str]]:
 def bytes_by_node(frame: pd.DataFrame) -> pd.Series:
     """Bytes of the frame's rows on each node."""
     names = [str(name) for name in frame.columns if str(name).startswith("bytes:")]
-    found = {name.removeprefix("bytes:"): int(frame[name].sum()) for name in names}
+    found = {n.removeprefix("bytes:"): float(frame[n].to_numpy().sum()) for n in names}
     return pd.Series(found, dtype=float)
 
 
@@ -95,9 +96,10 @@ def _colours(frame: pd.DataFrame, stages: Sequence[str]) -> dict[str, str]:
     """Colour by state, holders of most rows first."""
     leased: dict[str, int] = {}
     for name in stages:
-        for state, count in frame[name].value_counts().items():
-            if str(state).startswith("leased by "):
-                leased[str(state)] = leased.get(str(state), 0) + int(count)
+        states, counts = np.unique(frame[name].to_numpy(str), return_counts=True)
+        for state, count in zip(states.tolist(), counts.tolist(), strict=True):
+            if state.startswith("leased by "):
+                leased[state] = leased.get(state, 0) + count
     most = sorted(leased, key=lambda state: (-leased[state], state))
     named = dict(zip(sorted(most[: len(HOLDER_COLOURS)]), HOLDER_COLOURS, strict=False))
     if len(most) > len(HOLDER_COLOURS):
@@ -106,16 +108,16 @@ def _colours(frame: pd.DataFrame, stages: Sequence[str]) -> dict[str, str]:
     return first | named | {name: STATE_COLOURS[name] for name in ("consumed", "unknown")}
 
 
-def _merged(states: pd.Series, colours: Mapping[str, str]) -> np.ndarray:
+def _merged(states: np.ndarray, colours: Mapping[str, str]) -> np.ndarray:
     """The states [R], those of holders without a colour of their own as one."""
-    return np.array([s if s in colours else OTHERS for s in states.astype(str)], dtype=object)
+    return np.array([s if s in colours else OTHERS for s in states.tolist()], dtype=object)
 
 
 def _new_axes(num_columns: int, num_stages: int) -> dict[str, Axes]:
     """Two pictures above, as wide as they have columns, and two histograms below."""
     with in_style():
         figure = plt.figure(figsize=(FIGURE_SIZE_IN[0], 5.6), layout="constrained")
-        above, below = figure.subfigures(2, 1, height_ratios=[2.1, 1])
+        above, below = np.asarray(figure.subfigures(2, 1, height_ratios=[2.1, 1])).tolist()
         ratios = [max(2, num_columns), max(2, num_stages)]
         columns, stages = above.subplots(1, 2, sharey=True, width_ratios=ratios)
         nbytes, versions = below.subplots(1, 2)
@@ -123,7 +125,7 @@ def _new_axes(num_columns: int, num_stages: int) -> dict[str, Axes]:
 
 
 def _cells(
-    ax: Axes, states: Mapping[str, np.ndarray], colours: Mapping[str, str], uids: pd.Series
+    ax: Axes, states: Mapping[str, np.ndarray], colours: Mapping[str, str], uids: np.ndarray
 ) -> None:
     """A picture of one state a cell [R, C]."""
     num_rows = len(uids)
@@ -174,8 +176,8 @@ def _bytes_by_node(ax: Axes, nbytes: pd.Series, source: str) -> None:
     label_y(ax, axis_label("values", unit, source))
 
 
-def _versions(ax: Axes, versions: pd.Series) -> None:
-    found, counts = np.unique(versions.to_numpy(np.int64), return_counts=True)
+def _versions(ax: Axes, versions: np.ndarray) -> None:
+    found, counts = np.unique(versions, return_counts=True)
     ax.bar(found, counts, color=ROLE_COLOURS["rollout"], width=0.8)
     if len(found):
         ax.set_xlim(found[0] - 0.9, found[-1] + 0.9)

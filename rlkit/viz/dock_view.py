@@ -118,8 +118,8 @@ class DockView:
     ) -> dict[str, object]:
         if self.widget is None:
             return {"text/plain": repr(self)}
-        page = {"text/plain": repr(self), "text/html": self._page}  # what shows without a kernel
-        if self._closed:
+        page: dict[str, object] = {"text/plain": repr(self), "text/html": self._page}
+        if self._closed:  # what a saved notebook has must show without a kernel
             return page
         return self.widget._repr_mimebundle_(include=include, exclude=exclude) | page
 

@@ -98,8 +98,8 @@ def test_one_drawing_is_planned_at_a_time_whatever_is_chosen(show, dock, timelin
 
 
 def test_a_chosen_row_shows_its_values_escaped(show, dock, timeline):
-    dock.put({"response_ids": [torch.tensor([5, 6])], "half": [torch.ones(1, dtype=torch.bfloat16)]},
-             [7])  # fmt: skip
+    dock.put({"response_ids": [torch.tensor([5, 6])]}, [7])
+    dock.put({"half": [torch.ones(1, dtype=torch.bfloat16)]}, [7])
     view = show(dock)
     assert view.sample.value == ""
     view.rows.value = 7
