@@ -1,6 +1,7 @@
 """Looking into a dock: rows x columns, states by stage, bytes by node, versions."""
 
 import html
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ COLOURS = {
     "consumed": "#4d4f57",
 }
 """As ``rk.viz.plot_dock`` draws them; blue, orange and greys are told apart by all eyes."""
+NODE_ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{48}\b")
 IDENTITY = ("uid", "group", "version", "partition", "bytes")
 
 
@@ -166,7 +168,7 @@ def _look(name: str, transport: Transport, limit: int) -> Look:
 def _counts(stage: str, view: View) -> dict[str, Any]:
     """How many rows a stage waits for, has out and is done with, and the holders with most."""
     held = sorted(view.leased.items(), key=lambda item: (-item[1], item[0]))
-    said = ", ".join(f"{holder} ({n})" for holder, n in held[:3])
+    said = ", ".join(f"{short(holder)} ({n})" for holder, n in held[:3])
     return {
         "stage": stage,
         "waiting": view.num_rows - view.num_leased - view.num_consumed,
@@ -214,8 +216,7 @@ def bytes_of(name: str) -> str:
 
 def short(value: Any) -> Any:
     """Ray's names of nodes have 56 digits; 8 tell them apart."""
-    is_id = isinstance(value, str) and len(value) == 56 and value.isalnum()
-    return value[:8] if is_id else value
+    return NODE_ID.sub(r"\1", value) if isinstance(value, str) else value
 
 
 def _style(column: str, value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -193,7 +194,7 @@ def _versions(ax: Axes, versions: np.ndarray) -> None:
 
 def _legend(ax: Axes, colours: Mapping[str, str]) -> None:
     """What the colours mean, above both pictures."""
-    keys = [Patch(facecolor=c, edgecolor="#c9cdd3", label=state) for state, c in colours.items()]
+    keys = [Patch(facecolor=c, edgecolor="#c9cdd3", label=short(s)) for s, c in colours.items()]
     if keys:
         ax.figure.legend(
             handles=keys, loc="outside upper left", ncols=4, fontsize="small", frameon=False
@@ -202,4 +203,4 @@ def _legend(ax: Axes, colours: Mapping[str, str]) -> None:
 
 def short(name: str) -> str:
     """Ray's names of nodes have 56 digits; 8 tell them apart."""
-    return name[:8] if len(name) == 56 and name.isalnum() else name
+    return re.sub(r"\b([0-9a-f]{8})[0-9a-f]{48}\b", r"\1", name)
