@@ -306,7 +306,8 @@ np.testing.assert_allclose(one, other, atol=1e-4)
 
 # %% [markdown]
 # The last step of each. Where `logprobs` lies under `generate` the actor works on groups that are done while the rollout
-# goes on with others. On two busy cores that gains little; on devices of their own it hides the shorter of the two.
+# goes on with others. Where both share two cores generation slows down by as much, and nothing is won; on devices of their
+# own the shorter of the two is hidden.
 
 # %%
 def last_step(frame):

@@ -27,6 +27,7 @@ _NAMES = {
     "WorkerContext": "rlkit.workers",
     "launch": "rlkit.cluster",
     "WorkerGroup": "rlkit.cluster",
+    "RolloutFeed": "rlkit.cluster",
     "Resharder": "rlkit.reshard",
     "Checkpointer": "rlkit.checkpoint",
     "TransferDock": "rlkit.dock",

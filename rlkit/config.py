@@ -115,6 +115,14 @@ class SamplingParams:
     """Longest response, in tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response; they belong to it."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response; their tokens belong to it, ``Response.text`` ends before."""
+    top_k: int = 0
+    """Samples from the k most likely tokens alone; 0: from all."""
+    top_p: float = 1.0
+    """Samples from the fewest most likely tokens that have this share of the probability."""
+    min_p: float = 0.0
+    """Samples from tokens with at least this share of the highest probability."""
 
     def __post_init__(self) -> None:
         whole("max_new_tokens", self.max_new_tokens)
@@ -125,6 +133,18 @@ class SamplingParams:
             f"temperature: got {self.temperature}, need 0 (greedy) or a finite number of at least "
             f"{MIN_TEMPERATURE}.",
         )
+        _need(
+            not isinstance(self.stop, str) and all(self.stop),
+            f"stop: got {self.stop!r}, need a tuple of strings that are not empty.",
+        )
+        whole("top_k", self.top_k, least=0)
+        _need(0 < self.top_p <= 1, f"top_p: got {self.top_p}, need above 0, at most 1 (1: all).")
+        _need(0 <= self.min_p <= 1, f"min_p: got {self.min_p}, need 0 (all) to 1.")
+
+    @property
+    def cuts(self) -> bool:
+        """Tokens may be cut off by top_k, top_p or min_p."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,9 +48,10 @@ def merge(results: Sequence[Any], batch: Batch | None) -> Any:
 
     Rows joined in rank order, metrics reduced, else a list.
     """
+    present = [result for result in results if result is not None]
+    if present and isinstance(present[0], Batch):
+        return Batch.concat(present)
     first = results[0]
-    if isinstance(first, Batch):
-        return Batch.concat(results)
     if isinstance(first, Column):
         uids = first.uids if batch is None else batch.uids
         parts = [part for column in results for part in column.parts]

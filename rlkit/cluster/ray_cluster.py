@@ -95,7 +95,8 @@ class RayCluster:
         actors = {}
         for node in ray.nodes():
             if node["Alive"]:
-                at = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                # soft: of a node that is lost it starts again on another one, empty
+                at = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
                 actors[node["NodeID"]] = (
                     ray.remote(StoreActor)
                     .options(num_cpus=0, max_concurrency=8, scheduling_strategy=at, max_restarts=-1)

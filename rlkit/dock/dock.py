@@ -111,17 +111,30 @@ class TransferDock:
         they are if left out (of new rows: the uid, 0). Waits while the stages' capacity is used up.
         """
         uids = uids_of(uids)
+        given = meta_of("group_ids", group_ids, uids)
+        groups = uids if given is None else given
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        writes.admit(self.transport, uids, groups, timeout_s=limit)
+        self._enter(columns, uids, stage, group_ids, policy_version)
+
+    def _enter(
+        self,
+        columns: Mapping[str, Any],
+        uids: np.ndarray,
+        stage: str = DRIVER,
+        group_ids: Any = None,
+        policy_version: Any = None,
+    ) -> None:
+        """Write rows for which there is room."""
         handles = {n: v for n, v in columns.items() if writes.is_handle(self.transport, v)}
         rows = {n: rows_of(n, v, uids) for n, v in columns.items() if n not in handles}
-        groups, home = meta_of("group_ids", group_ids, uids), self._home()
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        writes.admit(self.transport, uids, uids if groups is None else groups, timeout_s=limit)
+        home = self._home()
         notice = Notice(
             node=home,
             stage=stage,
             uids=uids,
             columns={},
-            group_ids=groups,
+            group_ids=meta_of("group_ids", group_ids, uids),
             versions=meta_of("policy_version", policy_version, uids),
             partition=self.partition,
             stamp=stamp_of(self.holder),

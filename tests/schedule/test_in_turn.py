@@ -106,10 +106,20 @@ def test_a_stream_that_is_given_up_leaves_the_worker_usable():
         (prompts,) = loop.prompts(1)
         stream = loop.rollout.stream(prompts, n=4)
         next(stream)
-        with pytest.raises(RuntimeError, match="a stream of this worker is open"):
-            loop.rollout.generate(prompts, n=4)
         stream.close()
         assert len(loop.rollout.generate(prompts, n=4)) == 24
+
+
+def test_another_generation_beside_a_stream_takes_nothing_from_it():
+    with rk.launch(backend="local") as cluster:
+        loop, other = Loop(cluster), Loop(cluster)
+        (prompts,) = loop.prompts(1)
+        stream = loop.rollout.stream(prompts, n=4)
+        chunks = [next(stream)]
+        assert len(loop.rollout.generate(other.prompts(2)[1], n=4)) == 24
+        chunks += list(stream)
+        whole = other.rollout.generate(other.prompts(1)[0], n=4)
+        assert torch.equal(in_order(chunks, prompts)["response_ids"], whole["response_ids"])
 
 
 def test_streamed_says_which_groups_are_missing():
