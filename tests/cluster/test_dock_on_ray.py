@@ -219,7 +219,7 @@ def test_a_dock_that_is_closed_says_so(ray_cluster):
     dock.look(timeout_s=60)
     dock.transport.close()
     assert dock.look().gone
-    assert "ClosedError: dock: view came after the dock was closed" in repr(dock)
+    assert "came after the dock was closed" in repr(dock)
     with pytest.raises(ClosedError):
         dock.put({"answer": ["d"]}, [3])
 
