@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from html import escape
 from typing import Any, Protocol
@@ -172,9 +172,11 @@ class DockView:
         options = [NO_CHOICE, *((str(uid), uid) for uid in uids)]
         if list(self.rows.options) != options:
             self._offering = True
-            self.rows.options = options  # which moves the choice to the first
-            self.rows.value = self._chosen
-            self._offering = False
+            try:
+                self.rows.options = options  # which moves the choice to the first
+                self.rows.value = self._chosen
+            finally:
+                self._offering = False
 
     def _sample(self, dock: Dock, look: Look) -> str:
         """The values of the chosen row."""
@@ -193,7 +195,7 @@ class DockView:
         return f"<b>row {uid}</b><table>{lines}</table>"
 
     @contextlib.contextmanager
-    def _reporting(self) -> Any:
+    def _reporting(self) -> Iterator[None]:
         """An error inside is logged, once a kind, and shown; never raised."""
         try:
             yield
