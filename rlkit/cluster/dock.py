@@ -18,6 +18,7 @@ from typing import Any
 
 from rlkit.dock import Graph
 from rlkit.dock.controller import Controller
+from rlkit.dock.messages import ClosedError
 from rlkit.dock.traffic import DRIVER
 from rlkit.dock.transport import Reply, ledger_node
 from rlkit.functions import Shipped, ship
@@ -109,7 +110,7 @@ class RayDockTransport:
             )
         self.name = f"dock-{uuid.uuid4().hex[:8]}"
         self.nodes, self.graph, self.capacity = tuple(store.actors), graph, capacity
-        self.store, self.timeout_s = store, timeout_s
+        self.store, self.timeout_s, self._closed = store, timeout_s, False
         self._consumers = graph.consumers if graph else ()
         self._stages = dict.fromkeys((DRIVER, *self._consumers))
         self._warehouses = dict(store.actors)
@@ -190,6 +191,7 @@ class RayDockTransport:
         self, send: Callable[[str], Any], names: Iterable[str], method: str, options: Any
     ) -> dict[str, Reply]:
         """Send to all, then wait for each; seconds are until its own answer."""
+        self._check_open(method)
         start = time.perf_counter()
         limit = self.timeout_s + options.get("timeout_s", 0.0)
         refs = {name: send(name) for name in names}
@@ -199,8 +201,19 @@ class RayDockTransport:
             found[name] = Reply(value, time.perf_counter() - start)
         return found
 
+    def _check_open(self, method: str) -> None:
+        import ray
+
+        shut = self.store is not None and not self.store.actors
+        if self._closed or shut or not ray.is_initialized():  # else the call would start a new Ray
+            raise ClosedError(
+                f"dock: {method} came after the dock was closed, or its cluster shut down; its "
+                "rows are gone. Make another one with cluster.dock()."
+            )
+
     def close(self) -> None:
         """End the controllers, and forget the rows."""
+        self._closed = True
         _close(self.name, self._warehouses, self._actors)
 
 

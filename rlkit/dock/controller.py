@@ -18,6 +18,7 @@ from rlkit.dock.leases import Leases
 from rlkit.dock.messages import Grant, Held, Notice, Places, Request, Shortage
 from rlkit.dock.room import Room
 from rlkit.dock.rowtable import RowTable
+from rlkit.dock.view import View
 
 logger = logging.getLogger("rlkit.dock")
 
@@ -263,12 +264,11 @@ class Controller:
                 self._table["token"][at] = token
             self._changed.notify_all()
 
-    def view(self) -> tuple[RowTable, dict[int, list[str]]]:
-        """A copy of the table for ``frame``, and token -> holders of the open leases."""
+    def view(self, limit: int | None = None) -> View:
+        """The first ``limit`` rows by uid (all without) and who has them; counts of all rows."""
         with self._changed:
             self._expire(self._clock())
-            holders = {h.token: sorted(filter(None, h.seats)) for h in self._leases.open_ones()}
-            return self._table.copy(), holders
+            return View.of(self._table, self._leases, limit)
 
     def _sleep(self, left_s: float, now: float) -> None:
         """Until something changed, or the next lease may run out."""

@@ -69,5 +69,5 @@ def _missing(transport: Transport, short: Shortage, column: str, uids: np.ndarra
     if stage not in transport.stages():
         return f"{said}; stage {stage!r} writes it: run it on them."
     told = transport.controllers("holders", {stage: (uids,)})[stage].value
-    work = who(told) if told else "nobody has leased them from it: is it running?"
-    return f"{said}; stage {stage!r} writes it, and {work}."
+    work = f"{who(told)}." if told else "nobody has leased them from it: is it running?"
+    return f"{said}; stage {stage!r} writes it, and {work}"

@@ -13,6 +13,10 @@ class StaleLeaseError(RuntimeError):
     """A lease that ended is answered for: its rows may be in other hands, so the work is void."""
 
 
+class ClosedError(RuntimeError):
+    """The dock was closed, or its cluster shut down."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """One column of one write: how long its rows are, and what they are."""

@@ -37,7 +37,7 @@ def all_frozen(docks: Iterable["TransferDock"], *, limit_s: float = 60.0) -> Ite
 
 def contents(dock: "TransferDock") -> list[tuple[str, Batch]]:
     """(partition, batch) of all rows: those with the same columns are one batch."""
-    table: RowTable = on_stages(dock.transport, "view")[DRIVER][0]
+    table: RowTable = on_stages(dock.transport, "view")[DRIVER].table
     has = [table["node", name] >= 0 for name in table.columns]
     kinds = np.stack([table["partition"], *has], axis=1)
     found = []

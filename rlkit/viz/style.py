@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
@@ -90,14 +92,20 @@ def use_style() -> None:
     plt.rcParams.update(_style_rc())
 
 
+@contextmanager
+def in_style() -> Iterator[None]:
+    """Figures made inside look like rlkit's own, those after it as before."""
+    with plt.rc_context(_style_rc()):
+        yield
+        shown = matplotlib.is_interactive()  # the first figure of a kernel may switch it on,
+    matplotlib.interactive(shown)  # and leaving the context would switch it off for good
+
+
 def new_axes(ax: Axes | None = None) -> Axes:
     """The axes to draw on: `ax` itself, or those of a new figure in rlkit's style."""
     if ax is None:
-        with plt.rc_context(_style_rc()):
-            axes = plt.subplots(figsize=FIGURE_SIZE_IN, layout="constrained")[1]
-            shown = matplotlib.is_interactive()  # the first figure of a kernel may switch it on,
-        matplotlib.interactive(shown)  # and leaving the context would switch it off for good
-        return axes
+        with in_style():
+            return plt.subplots(figsize=FIGURE_SIZE_IN, layout="constrained")[1]
     if not isinstance(ax, Axes):
         raise TypeError(
             f"ax: got {type(ax).__name__}, need a matplotlib Axes. "

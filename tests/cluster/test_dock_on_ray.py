@@ -12,6 +12,7 @@ import torch
 
 from rlkit.batch import Batch
 from rlkit.dock import GRPO, StaleLeaseError
+from rlkit.dock.messages import ClosedError
 from rlkit.rows import Rows
 from rlkit.store import Column
 
@@ -194,6 +195,33 @@ def test_rows_of_a_dock_that_is_gone_say_so(ray_cluster):
     dock.transport.close()
     with pytest.raises(KeyError, match="freed, never written, or lost"):
         batch["rewards"]
+
+
+def test_a_dock_draws_itself_soon_while_its_controllers_do_not_answer(dock, uids):
+    dock.put({"answer": list("abcd")}, uids)
+    first = dock.look(timeout_s=60)
+    assert first.num_rows >= 4
+    assert first.note == ""
+    pid = controller_pid(dock, "driver")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        look = dock.look(timeout_s=0.3)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "no answer of the controllers within 0.3 s. This is the look of" in look.note
+    assert look.num_rows == first.num_rows
+    assert dock.look(timeout_s=60).note == ""
+
+
+def test_a_dock_that_is_closed_says_so(ray_cluster):
+    dock = ray_cluster.dock()
+    dock.put({"answer": list("abc")}, np.arange(3))
+    dock.look(timeout_s=60)
+    dock.transport.close()
+    assert dock.look().gone
+    assert "came after the dock was closed" in repr(dock)
+    with pytest.raises(ClosedError):
+        dock.put({"answer": ["d"]}, [3])
 
 
 def test_a_lost_store_process_names_the_rows_to_make_again(ray_cluster):

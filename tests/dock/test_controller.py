@@ -2,7 +2,8 @@ import numpy as np
 
 from rlkit.dock import LocalTransport, TransferDock
 from rlkit.dock.controller import Controller
-from rlkit.dock.messages import Facts, Notice
+from rlkit.dock.messages import Facts, Notice, Request
+from rlkit.dock.samplers import in_order
 from rlkit.rows import Rows
 
 
@@ -40,8 +41,11 @@ def test_rows_keep_their_order_of_arrival_and_are_found_by_any_uid():
     for uids in ([5, 900, 2], [7], list(range(100, 300)), [1]):
         controller.notice(notice("a", 1, uids))
     controller.forget(np.asarray([900, 150]))
-    table = controller.view()[0]
-    assert table["uid"].tolist() == [5, 2, 7, *[u for u in range(100, 300) if u != 150], 1]
+    table = controller.view().table
+    arrived = [5, 2, 7, *[u for u in range(100, 300) if u != 150], 1]
+    assert table["uid"].tolist() == sorted(arrived)
+    asked = Request(columns=("x",), n=300, least=1, holder="h", sampler=in_order)
+    assert controller.get(asked, timeout_s=0).places.uids.tolist() == arrived
     at, there = table.find(np.asarray([1, 900, 299, 6]))
     assert there.tolist() == [True, False, True, False]
     assert table["uid"][at[there]].tolist() == [1, 299]
