@@ -111,7 +111,8 @@ class TransferDock:
         """
         uids = uids_of(uids)
         handles = {n: v for n, v in columns.items() if writes.is_handle(self.transport, v)}
-        rows = {n: rows_of(n, v, uids) for n, v in columns.items() if n not in handles}
+        keeps = not self.transport.sends
+        rows = {n: rows_of(n, v, uids, copy=keeps) for n, v in columns.items() if n not in handles}
         groups, home = meta_of("group_ids", group_ids, uids), self._home()
         limit = self.timeout_s if timeout_s is None else timeout_s
         writes.admit(self.transport, uids, uids if groups is None else groups, timeout_s=limit)
