@@ -24,6 +24,9 @@ from torch import Tensor
 LONG = 32
 """Mean length from which rows are copied one by one; below, an index of all values is quicker."""
 
+SUMMED = 256
+"""Rows that are added up at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -171,10 +174,14 @@ class Rows:
         values, found = self.values.detach().cpu(), np.zeros(len(self.lengths))
         if values.dtype == torch.bfloat16:  # which NumPy lacks
             values = values.float()
-        full = (self.lengths > 0).numpy()
-        starts = (self.lengths.cumsum(0) - self.lengths).numpy()[full]
-        if len(starts):  # in pieces: a copy as float64 would be several times the values
-            found[full] = np.add.reduceat(values.numpy(), starts, dtype=np.float64)
+        full = np.flatnonzero(self.lengths.numpy())
+        ends = self.lengths.cumsum(0).numpy()[full]
+        starts = ends - self.lengths.numpy()[full]
+        for piece in np.split(np.arange(len(full)), range(SUMMED, len(full), SUMMED)):
+            if len(piece):  # all at once: a copy as float64, several times the values
+                some = values[starts[piece[0]] : ends[piece[-1]]].numpy()
+                first = starts[piece] - starts[piece[0]]
+                found[full[piece]] = np.add.reduceat(some, first, dtype=np.float64)
         return torch.from_numpy(found)
 
 

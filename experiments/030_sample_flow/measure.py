@@ -23,21 +23,39 @@ DEVICES_A_NODE = 8
 
 @contextmanager
 def cluster_of(num_nodes: int) -> Iterator[Any]:
-    """A cluster of so many raylets on this machine; the first may hold all rows."""
+    """A cluster of so many raylets on this machine."""
+    nodes = raylets(num_nodes)
+    try:
+        with rk.launch(devices="cpu", address=nodes.address) as cluster:
+            yield cluster
+    finally:
+        nodes.shutdown()
+
+
+def raylets(num: int, *, tries: int = 4) -> Any:
+    """Ray's own cluster of raylets; the first has memory for all rows.
+
+    On a busy machine one may miss Ray's fixed 30 s to start: then all start again.
+    """
     from rlkit.cluster.connect import import_ray
 
     import_ray()
     from ray.cluster_utils import Cluster
 
     args = {"num_cpus": 2, "object_store_memory": 3 << 29}
-    nodes = Cluster(initialize_head=True, head_node_args=args | {"include_dashboard": False})
-    for _ in range(num_nodes - 1):
-        nodes.add_node(**args | {"object_store_memory": 400 << 20})
-    try:
-        with rk.launch(devices="cpu", address=nodes.address) as cluster:
-            yield cluster
-    finally:
-        nodes.shutdown()
+    for left in reversed(range(tries)):
+        nodes = Cluster()
+        try:
+            nodes.add_node(**args, include_dashboard=False)
+            for _ in range(num - 1):
+                nodes.add_node(**args | {"object_store_memory": 400 << 20})
+            return nodes
+        except Exception as error:
+            nodes.shutdown()
+            if not left:
+                raise
+            print(f"{num} raylets: {error}; once more")
+    raise AssertionError
 
 
 def on_cluster(num_nodes: int, config: flow.FlowConfig) -> pd.DataFrame:
@@ -66,6 +84,7 @@ def on_cluster(num_nodes: int, config: flow.FlowConfig) -> pd.DataFrame:
             dock.transport.close()
         memory = {"memory_gib": flow.memory_gib()}
         found += tidy(memory, "measured", dock, num_nodes, max(config.rows), 0)
+        print(f"{num_nodes} nodes: {memory['memory_gib']:.1f} GiB")
     return pd.DataFrame(found)
 
 

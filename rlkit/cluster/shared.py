@@ -53,7 +53,7 @@ def opened(value: Any) -> Any:
             return x
         import ray
 
-        found = ray.get(x.ref)
+        found: Any = ray.get(x.ref)
         rows = SharedRows(found.values, found.lengths)
         object.__setattr__(rows, "ref", x.ref)
         return rows
