@@ -9,6 +9,7 @@ import rlkit as rk
 from rlkit.viz.style import axis_label
 
 STYLES = {"TransferDock": "-o", "CentralDock": "--s"}
+SPREAD = ":^"  # the transfer dock with prompts that lie on all nodes
 
 
 def medians(results: pd.DataFrame, metric: str, source: str) -> pd.DataFrame:
@@ -51,14 +52,15 @@ def draw(results: pd.DataFrame, folder: Path) -> None:
         )  # fmt: skip
     ax.set_ylabel(axis_label("through the busiest node", "MB a batch"))
     save(figure, folder / "bytes.png")
-    figure, ax = plt.subplots(figsize=(7, 3.6))
+    figure, ax = plt.subplots(figsize=(8, 4.6))
     frame = results[results["metric"] == "dock/link_s"]
-    names = list(dict.fromkeys(run.split(", ", 1)[1] for run in frame["run"]))
+    names = list(dict.fromkeys(run.split(": ")[1] for run in frame["run"]))
     for (run, system), part in frame.groupby(["run", "system"], sort=False):
-        colour = f"C{names.index(run.split(', ', 1)[1])}"
+        colour = f"C{names.index(run.split(': ')[1])}"
         part = part[part["value"] > 0]
-        ax.plot(part["devices"], part["value"], STYLES[system], color=colour, label=run)
-    ax.set_ylabel(axis_label("busiest node's link, a batch of R1", "s", "simulated"))
+        style = STYLES.get(system, SPREAD)
+        ax.plot(part["devices"], part["value"], style, color=colour, label=run)
+    ax.set_ylabel(axis_label("busiest node's link, R1's batch", "s", "simulated"))
     ax.set_yscale("log")
     save(figure, folder / "devices.png", label="devices, 8 a node")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 import rlkit as rk
-from rlkit.dock import GRPO, predicted_traffic
+from rlkit.dock import GRPO, Graph, Stage, predicted_traffic
 
 UNITS = {"s": "s", "bytes": "B", "error": "1", "gib": "GiB"}
 BANDWIDTHS = {  # bytes/s of a node
@@ -19,6 +19,8 @@ BANDWIDTHS = {  # bytes/s of a node
 }
 R1 = {"groups": 384, "n": 32, "prompt_len": 1024, "response_len": 2048}  # 384 NPUs of MindSpeed RL
 DEVICES_A_NODE = 8
+SPREAD = Graph((Stage("task", writes=("prompt_ids",)), *GRPO.stages[1:]))
+FLOWS = {"TransferDock": GRPO, "CentralDock": GRPO, "TransferDock, prompts spread": SPREAD}
 
 
 @contextmanager
@@ -110,10 +112,11 @@ def extrapolated() -> pd.DataFrame:
     found = []
     for num_nodes in (1, 2, 4, 8, 16, 24, 32, 48):
         nodes = [f"node{i}" for i in range(num_nodes)]
-        for kind, central in (("TransferDock", False), ("CentralDock", True)):
-            nbytes = flow.busiest(predicted_traffic(GRPO, **R1, nodes=nodes, central=central))
+        for kind, graph in FLOWS.items():
+            central = kind == "CentralDock"
+            nbytes = flow.busiest(predicted_traffic(graph, **R1, nodes=nodes, central=central))
             for name, rate in BANDWIDTHS.items():
-                row = {"run": f"{kind}, {name}", "system": kind, "model": "DeepSeek-R1-671B"}
+                row = {"run": f"{kind}: {name}", "system": kind, "model": "DeepSeek-R1-671B"}
                 row |= {"devices": num_nodes * DEVICES_A_NODE, "seed": 0, "step": 0}
                 row |= {"metric": "dock/link_s", "value": nbytes / rate, "unit": "s"}
                 found.append(row | {"source": "simulated"})
