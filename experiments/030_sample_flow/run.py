@@ -58,9 +58,11 @@ def main() -> None:
         config = replace(config, rows=tuple(args.rows), most_rows=max(args.rows))
     commit = experiment.commit()
     record = experiment.RunRecord.collect(config={"flow": config}, seeds=[0])
-    frames = [measure.on_cluster(num, config) for num in config.nodes]
-    results = pd.concat([*frames, measure.extrapolated()]).assign(commit=commit)
-    print(experiment.write_results(results, args.out, record=record.finished({})))
+    frames = [measure.extrapolated()]
+    for num in config.nodes:
+        frames.append(measure.on_cluster(num, config))
+        results = pd.concat(frames).assign(commit=commit)
+        print(experiment.write_results(results, args.out, record=record.finished({})))
     draw.draw(results, args.out)
     print(table(results))
     if args.out == FOLDER:
