@@ -165,10 +165,10 @@ def check_shape(name: str, x: Tensor, shape: Sequence[int]) -> None:
         )
 
 
-def as_rows(name: str, values: Any) -> Rows:
+def as_rows(name: str, values: Any, *, copy: bool = True) -> Rows:
     """Rows of a tensor [B] or [B, T] (its width kept), an array or a list.
 
-    The values are copied.
+    ``copy``: of a tensor, whose writer may go on changing it.
     """
     values = from_numpy(values)
     if isinstance(values, Tensor):
@@ -176,9 +176,10 @@ def as_rows(name: str, values: Any) -> Rows:
         if values.ndim == 0:
             raise ValueError(f"{name}: got a 0-d tensor, need one value a row.")
         if values.ndim == 1:
-            return Rows(values.clone())  # the writer may go on changing it
+            return Rows(values.clone() if copy else values)
         lengths = torch.full((len(values),), values.shape[1])
-        return Rows(values.flatten(0, 1).clone(), lengths)  # no mask to select by: one copy
+        packed = values.flatten(0, 1)  # no mask to select by: one copy at most
+        return Rows(packed.clone() if copy else packed, lengths)
     return Rows.from_list(values)
 
 

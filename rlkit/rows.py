@@ -12,6 +12,7 @@ objects     list of B objects       ``None``            the object (text, a list
 ==========  ======================  ==================  ==========================
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LONG = 32
+"""Mean length from which rows are copied one by one; below, an index of all values is quicker."""
+
+SUMMED = 256
+"""Rows that are added up at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """B rows of one column, packed end to end; dtype and kind come back as they went in."""
+    """B rows of one column, packed end to end; dtype and kind come back as they went in.
+
+    Values of ragged rows may lie in memory that other processes read, too: make a new tensor
+    instead of writing into them.
+    """
 
     values: Tensor | list[Any]
     lengths: Tensor | None = None
@@ -105,6 +116,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.values if self.lengths is None else self.lengths)
 
+    def __reduce__(self) -> Any:
+        """Tensors travel as NumPy arrays, which pickle hands on without a copy (PEP 574)."""
+        if isinstance(self.values, list):
+            return Rows, (self.values,)
+        lengths = None if self.lengths is None else self.lengths.numpy()
+        return _arrived, (_as_bytes(self.values), self.values.dtype, self.values.shape, lengths)
+
     def select(self, index: Tensor) -> "Rows":
         """Rows ``index`` [N] (int64), in that order."""
         if isinstance(self.values, list):
@@ -113,6 +131,9 @@ class Rows:
             return Rows(self.values[index])
         starts = self.lengths.cumsum(0) - self.lengths
         lengths = self.lengths[index]
+        if len(lengths) and len(self.tensor) >= LONG * len(self.lengths):
+            rows = torch.split(self.tensor, self.lengths.tolist())
+            return Rows(torch.cat([rows[i] for i in index.tolist()]), lengths)
         first = starts[index] - (lengths.cumsum(0) - lengths)
         flat = first.repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
         return Rows(self.values[flat.to(self.values.device)], lengths)
@@ -150,10 +171,34 @@ class Rows:
             raise TypeError("objects have no sums.")
         if self.lengths is None:
             return self.values.to(torch.float64)
-        row = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
-        return torch.zeros(len(self.lengths), dtype=torch.float64).index_add_(
-            0, row, self.values.detach().cpu().to(torch.float64)
-        )
+        values, found = self.values.detach().cpu(), np.zeros(len(self.lengths))
+        if values.dtype == torch.bfloat16:  # which NumPy lacks
+            values = values.float()
+        full = np.flatnonzero(self.lengths.numpy())
+        ends = self.lengths.cumsum(0).numpy()[full]
+        starts = ends - self.lengths.numpy()[full]
+        for piece in np.split(np.arange(len(full)), range(SUMMED, len(full), SUMMED)):
+            if len(piece):  # all at once: a copy as float64, several times the values
+                some = values[starts[piece[0]] : ends[piece[-1]]].numpy()
+                first = starts[piece] - starts[piece[0]]
+                found[full[piece]] = np.add.reduceat(some, first, dtype=np.float64)
+        return torch.from_numpy(found)
+
+
+def _as_bytes(values: Tensor) -> np.ndarray:
+    """The memory of a tensor [N, ...] as uint8, of dtypes that NumPy lacks, too."""
+    flat = values.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()
+
+
+def _arrived(data: np.ndarray, dtype: torch.dtype, shape: Any, lengths: np.ndarray | None) -> Rows:
+    if not data.flags.writeable:  # torch warns of such arrays, once a process
+        memory = (ctypes.c_char * data.nbytes).from_address(data.ctypes.data)
+        memory.owner = data  # type: ignore[attr-defined]  # which keeps what it points to
+        data = memory  # type: ignore[assignment]
+    empty = not np.prod(shape)
+    values = torch.zeros(0, dtype=dtype) if empty else torch.frombuffer(data, dtype=dtype)
+    return Rows(values.reshape(shape), None if lengths is None else torch.tensor(lengths))
 
 
 def concat(parts: Sequence[Rows], *, name: str = "column") -> Rows:

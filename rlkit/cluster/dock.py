@@ -14,8 +14,10 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from rlkit.cluster.shared import opened, shared
 from rlkit.dock import Graph
 from rlkit.dock.controller import Controller
 from rlkit.dock.messages import ClosedError
@@ -90,6 +92,8 @@ class ControllerActor:
 
 class RayDockTransport:
     """Calls of controllers and warehouses on a cluster; travels to workers."""
+
+    sends = True
 
     def __init__(
         self,
@@ -181,11 +185,20 @@ class RayDockTransport:
         self, method: str, calls: Mapping[str, tuple[Any, ...]], **options: Any
     ) -> dict[str, Reply]:
         """Call ``method`` of the warehouses of some nodes at once; node -> reply."""
+        start = time.perf_counter()
+        sent = {node: [shared(x) for x in args] for node, args in calls.items()}
 
-        def send(node: str) -> Any:
-            return self._warehouses[node].of_dock.remote(self.name, method, calls[node], options)
+        def send(node: str, *, by_value: bool = False) -> Any:
+            called = self._warehouses[node].of_dock
+            return called.remote(self.name, method, sent[node], options, by_value=by_value)
 
-        return self._every(send, calls, method, options)
+        found = self._every(send, calls, method, options)
+        for node, reply in found.items():
+            again = partial(send, node, by_value=True)
+            value = _opened(reply.value, again, f"{node}: {method}", self.timeout_s)
+            if value is not reply.value:
+                found[node] = Reply(value, time.perf_counter() - start)
+        return found
 
     def _every(
         self, send: Callable[[str], Any], names: Iterable[str], method: str, options: Any
@@ -252,6 +265,16 @@ def _answer(ref: Any, again: Any, what: str, limit_s: float) -> Any:
                 ) from error
             time.sleep(0.1)
             ref = again()
+
+
+def _opened(value: Any, again: Any, what: str, limit_s: float) -> Any:
+    """An answer with its rows; by value if the process that wrote them is gone."""
+    from ray.exceptions import ObjectLostError
+
+    try:
+        return opened(value)
+    except ObjectLostError:
+        return _answer(again(), again, what, limit_s)
 
 
 def _sendable(value: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from rlkit import trace
+from rlkit.cluster.shared import handed, opened, shared
 from rlkit.dock.warehouse import Warehouse
 from rlkit.rows import Rows
 from rlkit.store import Column, Part, Shelf, new_key
@@ -26,10 +27,12 @@ class StoreActor:
         self.shelf, self.node = Shelf(), node
         self._docks: dict[str, Warehouse] = {}
 
-    def of_dock(self, dock: str, method: str, args: Sequence[Any], options: Any) -> Any:
+    def of_dock(
+        self, dock: str, method: str, args: Sequence[Any], options: Any, *, by_value: bool = False
+    ) -> Any:
         """A method of a dock's warehouse here; ``make`` makes it if it is not there, for consumers.
 
-        ``close`` ends it.
+        ``close`` ends it. ``by_value``: no references to objects, whose owner is gone.
         """
         if method == "close":
             self._docks.pop(dock, None)
@@ -42,15 +45,17 @@ class StoreActor:
                 f"dock.lost({self.node!r}): it returns the uids of rows that must be made again."
             )
         else:
-            return getattr(self._docks[dock], method)(*args, **options)
+            found = getattr(self._docks[dock], method)(*map(opened, args), **options)
+            return found if by_value else handed(found)
 
     def put(self, key: str, uids: np.ndarray, rows: Rows) -> None:
         """Keep rows under ``key``."""
-        self.shelf.put(key, uids, rows)
+        self.shelf.put(key, uids, opened(rows))
 
-    def get(self, requests: Sequence[tuple[str, np.ndarray]]) -> list[Rows]:
+    def get(self, requests: Sequence[tuple[str, np.ndarray]], *, by_value: bool = False) -> Any:
         """Rows of each (key, uids); of a dock's rows the key is ``DOCK:COLUMN``."""
-        return [self._rows(key, uids) for key, uids in requests]
+        found = [self._rows(key, uids) for key, uids in requests]
+        return found if by_value else handed(found)
 
     def _rows(self, key: str, uids: np.ndarray) -> Rows:
         dock, _, column = key.partition(":")
@@ -114,7 +119,8 @@ class RayStore:
         self._check_open(f"writing {name!r}")
         key = new_key(name, f"{self._name}.{os.getpid()}")
         with trace.span("store/put", rows=len(uids), bytes=rows.nbytes):
-            self._get([self.actors[self.place].put.remote(key, uids, rows)], f"writing {name!r}")
+            sent = self.actors[self.place].put.remote(key, uids, shared(rows))
+            self._get([sent], f"writing {name!r}")
         part = Part(key=key, place=self.place, uids=uids, rows=rows, name=name)
         return self.adopt(part) if self.owner else part
 
@@ -142,17 +148,27 @@ class RayStore:
         names = sorted({part.key.split("#")[0] for part, _ in requests})
         found: list[Any] = [None] * len(requests)
         with trace.span("store/fetch", rows=sum(len(uids) for _, uids in requests)) as span:
-            refs = [
-                self.actors[place].get.remote([(requests[i][0].key, requests[i][1]) for i in at])
+            asked = {
+                place: [(requests[i][0].key, requests[i][1]) for i in at]
                 for place, at in by_place.items()
-            ]
+            }
+            refs = [self.actors[place].get.remote(keys) for place, keys in asked.items()]
             answers = self._get(refs, f"reading {names}")
-            for indices, rows in zip(by_place.values(), answers, strict=True):
-                for i, row in zip(indices, rows, strict=True):
+            for place, rows in zip(by_place, answers, strict=True):
+                rows = self._opened(place, asked[place], rows, f"reading {names}")
+                for i, row in zip(by_place[place], rows, strict=True):
                     found[i] = row
                     span.bytes += row.nbytes
         self.received_bytes += span.bytes
         return found
+
+    def _opened(self, place: str, keys: Any, rows: Any, what: str) -> list[Rows]:
+        from ray.exceptions import ObjectLostError
+
+        try:
+            return opened(rows)
+        except ObjectLostError:  # who wrote them died, but the store has them mapped
+            return self._get([self.actors[place].get.remote(keys, by_value=True)], what)[0]
 
     def apply(self, call: Callable[[Any], Rows], batch: Any, name: str) -> Column:
         """Run ``call`` in a process of the cluster, never in the driver."""

@@ -127,7 +127,8 @@ class TransferDock:
     ) -> None:
         """Write rows for which there is room."""
         handles = {n: v for n, v in columns.items() if writes.is_handle(self.transport, v)}
-        rows = {n: rows_of(n, v, uids) for n, v in columns.items() if n not in handles}
+        keeps = not self.transport.sends
+        rows = {n: rows_of(n, v, uids, copy=keeps) for n, v in columns.items() if n not in handles}
         home = self._home()
         notice = Notice(
             node=home,

@@ -183,4 +183,6 @@ class Shortage:
 
 def codes_in(codes: np.ndarray) -> list[int]:
     """The small numbers, 0 and above, that occur in ``codes`` [N], in order."""
+    if len(codes) and codes[0] >= 0 and (codes == codes[0]).all():  # one node, mostly
+        return [int(codes[0])]
     return np.flatnonzero(np.bincount(codes[codes >= 0])).tolist()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.dock.messages import Notice, Places, codes_in
+from rlkit.dock.messages import Facts, Notice, Places, codes_in
 from rlkit.dock.samplers import Ready
 
 IDENTITY = ("uid", "group", "version", "partition", "token", "consumed")
@@ -51,27 +51,37 @@ class RowTable:
         at, there = self.find(notice.uids)
         if not there.all():
             at[~there] = self._add(notice.uids[~there], notice.partition)
+        if len(at) and at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
+            at = slice(at[0], at[-1] + 1)  # quicker than a position a row
         if notice.group_ids is not None:
             self["group"][at] = notice.group_ids
         if notice.versions is not None:
             self["version"][at] = notice.versions
-        node, moved = _code(self.nodes, notice.node), {}
+        moved: dict[str, dict[str, np.ndarray]] = {}
         for name, facts in notice.columns.items():
-            if name not in self.columns:
-                self.columns.append(name)
-                size = len(self._facts["uid"])
-                self._facts |= {(f, name): np.full(size, value) for f, value in EMPTY.items()}
-            before, newer = self["node", name][at], self["stamp", name][at] <= notice.stamp
-            stale = np.where((before >= 0) & (before != node), np.where(newer, before, node), -1)
-            for code in codes_in(stale):
-                moved.setdefault(self.nodes[code], {})[name] = notice.uids[stale == code]
-            lengths = np.full(len(at), -1) if facts.lengths is None else facts.lengths
-            self["node", name][at[newer]] = node
-            self["length", name][at[newer]] = lengths[newer]
-            self["nbytes", name][at[newer]] = facts.nbytes[newer]
-            self["stamp", name][at[newer]] = notice.stamp
-            self.writers[name] = notice.stage
+            for code, uids in self._enter(name, facts, at, notice).items():
+                moved.setdefault(self.nodes[code], {})[name] = uids
         return moved
+
+    def _enter(
+        self, name: str, facts: Facts, at: np.ndarray | slice, notice: Notice
+    ) -> dict[int, np.ndarray]:
+        """One column of a write; returns node's number -> uids whose values there are stale."""
+        if name not in self.columns:
+            self.columns.append(name)
+            size = len(self._facts["uid"])
+            self._facts |= {(f, name): np.full(size, value) for f, value in EMPTY.items()}
+        self.writers[name] = notice.stage
+        node = _code(self.nodes, notice.node)
+        before, newer = self["node", name][at], self["stamp", name][at] <= notice.stamp
+        elsewhere = (before >= 0) & (before != node)
+        stale = np.where(elsewhere, np.where(newer, before, node), -1) if elsewhere.any() else None
+        lengths = np.full(len(newer), -1) if facts.lengths is None else facts.lengths
+        known = {"node": node, "length": lengths, "nbytes": facts.nbytes, "stamp": notice.stamp}
+        for fact, values in known.items():
+            column = self[fact, name]
+            column[at] = values if newer.all() else np.where(newer, values, column[at])
+        return {} if stale is None else {n: notice.uids[stale == n] for n in codes_in(stale)}
 
     def _add(self, uids: np.ndarray, partition: str) -> np.ndarray:
         """New rows at the end, without columns; returns their positions."""
@@ -83,10 +93,7 @@ class RowTable:
             self._facts[fact] = np.concatenate([values, room])
         self["uid"][slots] = self["group"][slots] = uids
         self["partition"][slots] = _code(self.partitions, partition)
-        order = np.argsort(uids, kind="stable")
-        where = np.searchsorted(self._sorted, uids[order])
-        self._sorted = np.insert(self._sorted, where, uids[order])
-        self._slots = np.insert(self._slots, where, slots[order])
+        self._sorted, self._slots = merged(self._sorted, self._slots, uids, slots)
         return slots
 
     def drop(self, uids: np.ndarray) -> None:
@@ -165,8 +172,21 @@ def _code(names: list[str], name: str) -> int:
     return names.index(name)
 
 
+def merged(
+    known: np.ndarray, values: np.ndarray, uids: np.ndarray, new: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Sorted ``known`` [R] and its values [R], with other ``uids`` [N] and their values [N]."""
+    both, all_values = np.concatenate([known, uids]), np.concatenate([values, new])
+    if (np.diff(both[max(0, len(known) - 1) :]) > 0).all():  # as most uids come: in order
+        return both, all_values
+    order = np.argsort(both, kind="stable")
+    return both[order], all_values[order]
+
+
 def find(known: np.ndarray, uids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions [N] of uids [N] in sorted ``known`` [R], and whether each is there."""
+    if len(uids) == len(known) and np.array_equal(known, uids):  # all of them, in order
+        return np.arange(len(known)), np.ones(len(known), dtype=bool)
     at = np.searchsorted(known, uids)
     at[at == len(known)] = 0
     return at, (known[at] == uids) if len(known) else np.zeros(len(uids), dtype=bool)

@@ -29,6 +29,8 @@ class Transport(Protocol):
     """Rows that may wait for each consumer of the graph."""
     store: Any
     """The cluster's row store on its driver, which handles values by name; else None."""
+    sends: bool
+    """Whether what is put is copied on its way, not kept as it is."""
 
     @property
     def here(self) -> str:
@@ -68,7 +70,7 @@ def ledger_node(stage: str, nodes: Sequence[str]) -> str:
 class LocalTransport:
     """Controllers and warehouses in the memory of this process."""
 
-    store = None
+    store, sends = None, False
 
     def __init__(
         self,

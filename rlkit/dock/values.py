@@ -14,11 +14,11 @@ from rlkit.rows import Rows
 from rlkit.store import Column, LocalStore, Part, join
 
 
-def rows_of(name: str, values: Any, uids: np.ndarray) -> Rows:
-    """One row of ``values`` for each uid."""
+def rows_of(name: str, values: Any, uids: np.ndarray, *, copy: bool) -> Rows:
+    """One row of ``values`` for each uid; ``copy``: they may go on changing in this process."""
     if isinstance(values, Column):
         values = values.load(uids)
-    rows = values if isinstance(values, Rows) else as_rows(name, values)
+    rows = values if isinstance(values, Rows) else as_rows(name, values, copy=copy)
     if len(rows) != len(uids):
         raise ValueError(f"{name}: got {len(rows)} rows, need {len(uids)}, one a uid.")
     return rows

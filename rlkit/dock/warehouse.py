@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.dock.messages import Facts, Held, Notice
-from rlkit.dock.rowtable import find
+from rlkit.dock.rowtable import find, merged
 from rlkit.dock.traffic import Traffic
 from rlkit.rows import Rows, concat
 from rlkit.store import Part, Shelf, join
@@ -28,16 +28,17 @@ class UidMap:
     def set(self, uids: np.ndarray, values: np.ndarray | int) -> None:
         """Enter values [N] of uids [N]."""
         self.drop(uids)
-        found = np.concatenate([self.uids, uids])
-        order = np.argsort(found, kind="stable")
         new = np.broadcast_to(np.asarray(values, dtype=np.int64), uids.shape)
-        self.uids, self.values = found[order], np.concatenate([self.values, new])[order]
+        self.uids, self.values = merged(self.uids, self.values, uids, new)
 
     def drop(self, uids: np.ndarray) -> None:
         """Forget uids."""
         if len(self.uids):
-            keep = ~np.isin(self.uids, uids)
-            self.uids, self.values = self.uids[keep], self.values[keep]
+            at, there = find(self.uids, uids)
+            if there.any():
+                keep = np.ones(len(self.uids), dtype=bool)
+                keep[at[there]] = False
+                self.uids, self.values = self.uids[keep], self.values[keep]
 
 
 class Warehouse:
