@@ -39,9 +39,13 @@ class ControllerActor:
     """
 
     def __init__(
-        self, dock: str, warehouses: Mapping[str, Any], *, timeout_s: float, lease_s: float
+        self, dock: str, warehouses: Mapping[str, str], *, timeout_s: float, lease_s: float
     ) -> None:
-        self.dock, self.warehouses = dock, dict(warehouses)
+        """``warehouses``: node id -> name of its store actor."""
+        import ray
+
+        self.dock = dock
+        self.warehouses = {node: ray.get_actor(name) for node, name in warehouses.items()}
         self.timeout_s, self.lease_s = timeout_s, lease_s
         self._controllers: dict[str, Controller] = {}
         self._lock = threading.Lock()
@@ -98,14 +102,15 @@ class RayDockTransport:
     def __init__(
         self,
         store: Any,
+        names: Mapping[str, str],
         *,
         graph: Graph | None = None,
         capacity: int | None = None,
         lease_s: float = 60.0,
         timeout_s: float = 600.0,
     ) -> None:
-        """``store`` is the cluster's; ``capacity``: rows that may wait for each stage of the
-        graph.
+        """``store`` is the cluster's, ``names`` those of its actors by node. ``capacity``: rows
+        that may wait for each stage of the graph.
         """
         if capacity is not None and graph is None:
             raise ValueError(
@@ -119,14 +124,15 @@ class RayDockTransport:
         self._stages = dict.fromkeys((DRIVER, *self._consumers))
         self._warehouses = dict(store.actors)
         self.warehouses("make", dict.fromkeys(self.nodes, self._consumers))
-        self._actors = {node: self._start(node, lease_s) for node in self.nodes}
+        # By name: handles of actors as arguments would keep the process from starting again.
+        self._actors = {node: self._start(node, names, lease_s) for node in self.nodes}
         self.controllers("consumed", dict.fromkeys(self._stages, ()))  # all of them are there
         weakref.finalize(self, _close, self.name, self._warehouses, self._actors).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"store": None}
 
-    def _start(self, node: str, lease_s: float) -> Any:
+    def _start(self, node: str, names: Mapping[str, str], lease_s: float) -> Any:
         """The controllers' process on one node; on another one if that node is lost."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -136,7 +142,7 @@ class RayDockTransport:
             num_cpus=0, max_concurrency=WAITING, max_restarts=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True),
         ).remote(
-            self.name, self._warehouses, timeout_s=self.timeout_s, lease_s=lease_s
+            self.name, dict(names), timeout_s=self.timeout_s, lease_s=lease_s
         )  # fmt: skip
 
     @property

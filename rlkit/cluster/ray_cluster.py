@@ -5,6 +5,7 @@ their own.
 import gc
 import logging
 import threading
+import uuid
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,6 +53,7 @@ class RayCluster:
         self.groups: weakref.WeakValueDictionary[str, WorkerGroup] = weakref.WeakValueDictionary()
         self._transports: list[RayTransport] = []
         self._docks: weakref.WeakSet[RayDockTransport] = weakref.WeakSet()
+        self._id = uuid.uuid4().hex[:8]
         self.lost = False
         self.open = True
         ray, self.started, self._connected = connect(device, num_devices, address=address)
@@ -88,6 +90,10 @@ class RayCluster:
         if self._reaper is not None:
             self._reaper.close()
 
+    def _store_name(self, node: str) -> str:
+        """Under which a process that starts again finds a node's store."""
+        return f"store-{self._id}-{node}"
+
     def _start_stores(self) -> dict[str, Any]:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -95,13 +101,12 @@ class RayCluster:
         actors = {}
         for node in ray.nodes():
             if node["Alive"]:
+                name = self._store_name(node["NodeID"])
                 # soft: of a node that is lost it starts again on another one, empty
                 at = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
-                actors[node["NodeID"]] = (
-                    ray.remote(StoreActor)
-                    .options(num_cpus=0, max_concurrency=8, scheduling_strategy=at, max_restarts=-1)
-                    .remote(node["NodeID"])
-                )
+                how = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1, "name": name}
+                actor: Any = ray.remote(StoreActor).options(scheduling_strategy=at, **how)
+                actors[node["NodeID"]] = actor.remote(node["NodeID"])
         return actors
 
     def spawn(
@@ -169,8 +174,9 @@ class RayCluster:
         gives no heartbeat keeps its rows. central: all rows on one node, to compare with.
         """
         self._check_open("dock")
+        names = {node: self._store_name(node) for node in self.store.actors}
         transport = RayDockTransport(
-            self.store, graph=graph, capacity=capacity, lease_s=lease_s,
+            self.store, names, graph=graph, capacity=capacity, lease_s=lease_s,
             timeout_s=self.timeout_s,
         )  # fmt: skip
         self._docks.add(transport)
