@@ -31,7 +31,7 @@ def draw(results: pd.DataFrame, folder: Path) -> None:
             label = f"{system}, {rows} rows"
             ax.plot(part["devices"], part["value"], STYLES[system], color=colour, label=label)
         ax.set_ylabel(axis_label("dispatch of a batch", "s", source))
-        ax.set_yscale("log")
+        ax.set_ylim(bottom=0)
     axes[0].set_title("links: memory of this machine", fontsize="medium")
     axes[1].set_title("links: 1 Gbit/s a node, emulated", fontsize="medium")
     save(figure, folder / "dispatch.png")

@@ -1,6 +1,6 @@
 """Experiment 030 on small sizes: bytes counted on Ray are those predicted."""
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -15,12 +15,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "030_sample_flow"
 
 @pytest.fixture(scope="module")
 def flow():
-    spec = importlib.util.spec_from_file_location("sample_flow", FOLDER / "flow.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))  # workers have the driver's path, and import it there
+    return importlib.import_module("flow")
 
 
 @pytest.mark.parametrize("central", [False, True])
