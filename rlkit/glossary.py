@@ -28,9 +28,10 @@ REDUCTIONS = ("mean", "max", "min", "std", "sum")
 _ROWS = (
     ("step", "", "training step, counted from 0"),
     ("reward", "", "mean reward of the step's responses"),
-    ("reward/num_timeouts", "", "responses with a part of the reward that ran out of time"),
-    ("reward/num_errors", "", "responses with a part of the reward that ended in an error"),
+    ("reward/num_timeouts", "", "responses whose reward, or a part of it, ran out of time"),
+    ("reward/num_errors", "", "responses whose reward is an error, or has a part that is"),
     ("eval/accuracy", "", "share of held-out responses judged right"),
+    ("eval/num_failed", "", "held-out responses that could not be judged, in no mean"),
     ("response/length_mean_tokens", "tokens", "mean response length"),
     (
         "policy/loss",

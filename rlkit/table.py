@@ -139,6 +139,8 @@ class ColumnTable:
             if not values.pending and values.parts and values.parts[0].kind == "ragged":
                 check_lengths(self, name, values.measure(self.uids, "lengths"))
             self.columns[name] = values
+            for old in values.outdated if name == "rewards" else ():
+                self.columns.pop(old, None)
         else:
             self._write(name, bound_rows(self, name, values))
 
