@@ -149,3 +149,8 @@ def test_lengths_beyond_the_width_are_an_error():
 def test_objects_have_no_padded_form():
     with pytest.raises(TypeError, match="no padded form"):
         Rows(["a"]).padded()
+
+
+def test_no_rows_have_every_form():
+    rows = Rows.from_list([])
+    assert [len(x) for x in (rows.tensor, rows.padded(), rows.sums(), rows.unpack())] == [0] * 4
