@@ -79,8 +79,7 @@ def code_reward(
     """The share of tests that the response's program passes, 0 to 1.
 
     The program is the last block between ```` ``` ```` fences that is tagged as Python, else the
-    last without a tag, else the whole response. A block that is never closed counts if no other
-    does.
+    last without a tag, else the whole response; one never closed counts if none of its kind is.
     ``answer`` is a JSON list of tests, ``[{"stdin": "1 2", "stdout": "3"}, ...]`` or ``[{"then":
     "print(add(1, 2))", "stdout": "3"}]``. The outcome is timeout or error if a test ended so: the
     fault is the program's, so the test counts as failed, not as NaN.
@@ -204,7 +203,7 @@ def last_code_block(text: str) -> str:
     text.
 
     Fences are CommonMark's: three or more ` or ~, closed by as many or more. A block loses its
-    opening fence's indent; one that is never closed counts if none of its kind is.
+    opening fence's indent; one never closed counts if none of its kind is.
     """
     found: dict[tuple[bool, bool], str] = {}  # (tagged, closed) -> the last such block
     opening, block = None, []
