@@ -45,10 +45,24 @@ class Batch(ColumnTable):
             if index.shape != (len(self),):
                 raise ValueError(f"select: got a mask of shape {index.shape}, need [{len(self)}].")
             index = np.flatnonzero(index)
+        elif index.size and not np.issubdtype(index.dtype, np.integer):
+            raise TypeError(
+                f"select: got positions of {index.dtype}, need integers, or a mask [{len(self)}] "
+                "of bool: mask.bool()."
+            )
         index = index.astype(np.int64).reshape(-1)
-        if len(index) and (index.min() < -len(self) or index.max() >= len(self)):
+        bad = index[(index < -len(self)) | (index >= len(self))]
+        if len(bad):
             raise IndexError(
-                f"select: got positions up to {index.max()}, need at most {len(self) - 1}."
+                f"select: got position {bad[0]}, need at most {len(self) - 1}, or from the end at "
+                f"least {-len(self)}."
+            )
+        index = index % max(len(self), 1)
+        rows, counts = np.unique(index, return_counts=True)
+        if (counts > 1).any():
+            raise ValueError(
+                f"select: got row {rows[counts > 1][0]} twice, need each row once. A mask of 0 and "
+                "1 must be one of bool: mask.bool()."
             )
         return self._derive(index)
 

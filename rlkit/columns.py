@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlkit.checks import did_you_mean
-from rlkit.functions import round_trip
+from rlkit.functions import round_trip, source_of
 from rlkit.rows import Rows
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class Applied:
 
     def __init__(self, fn: Callable[..., Any], names: Sequence[str], whole_groups: bool) -> None:
         self.fn, self.names, self.whole_groups = fn, tuple(names), whole_groups
+
+    @property
+    def what(self) -> str:
+        """The function in words."""
+        return getattr(self.fn, "what", None) or source_of(self.fn).name
 
     def __call__(self, batch: "ColumnTable") -> Rows:
         """What the function returns on ``batch``, as rows."""

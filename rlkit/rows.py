@@ -96,6 +96,8 @@ class Rows:
     def tensor(self) -> Tensor:
         """The packed values of scalar or ragged rows; TypeError for objects."""
         if isinstance(self.values, list):
+            if not self.values:  # no row says of which kind it is
+                return torch.zeros(0)
             raise TypeError("objects are no tensor: read them as a list.")
         return self.values
 
@@ -142,15 +144,15 @@ class Rows:
         """[B] for scalars; [B, T] for ragged rows, T the longest, padded on the right with
         ``fill``.
         """
-        if isinstance(self.values, list):
+        if isinstance(self.values, list) and self.values:
             raise TypeError("objects have no padded form: read them as a list.")
         if self.lengths is None:
-            return self.values
+            return self.tensor
         width = int(self.lengths.max()) if len(self.lengths) else 0
-        shape = (len(self.lengths), width, *self.values.shape[1:])
-        out = torch.full(shape, fill, dtype=self.values.dtype, device=self.values.device)
+        shape = (len(self.lengths), width, *self.tensor.shape[1:])
+        out = torch.full(shape, fill, dtype=self.tensor.dtype, device=self.tensor.device)
         keep = torch.arange(width) < self.lengths[:, None]
-        out[keep.to(out.device)] = self.values
+        out[keep.to(out.device)] = self.tensor
         return out
 
     def unpack(self) -> list[Any]:
@@ -167,11 +169,11 @@ class Rows:
 
     def sums(self) -> Tensor:
         """[B] float64: the sum of each row's values (the count of ones, for a mask)."""
-        if isinstance(self.values, list):
+        if isinstance(self.values, list) and self.values:
             raise TypeError("objects have no sums.")
         if self.lengths is None:
-            return self.values.to(torch.float64)
-        values, found = self.values.detach().cpu(), np.zeros(len(self.lengths))
+            return self.tensor.to(torch.float64)
+        values, found = self.tensor.detach().cpu(), np.zeros(len(self.lengths))
         if values.dtype == torch.bfloat16:  # which NumPy lacks
             values = values.float()
         full = np.flatnonzero(self.lengths.numpy())

@@ -178,6 +178,7 @@ class Column:
         expands: bool = False,
     ) -> None:
         self.name, self.store, self.uids, self.expands = name, store, uids, expands
+        self.outdated: Sequence[str] = ()  # what spoke of the rewards before these goes with them
         self._parts = parts
         self._copies: dict[
             int, Column

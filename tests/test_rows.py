@@ -208,3 +208,8 @@ def test_sums_of_more_rows_than_are_added_up_at_a_time():
     lengths = torch.arange(1000) % 4
     rows = Rows(torch.ones(int(lengths.sum()), dtype=torch.int64), lengths)
     assert torch.equal(rows.sums(), lengths.double())
+
+
+def test_no_rows_have_every_form():
+    rows = Rows.from_list([])
+    assert [len(x) for x in (rows.tensor, rows.padded(), rows.sums(), rows.unpack())] == [0] * 4

@@ -5,6 +5,7 @@ collective: they are stopped, calls queued behind the failed one are not run, an
 mended before the next. What a call was given is kept until all ranks have answered it.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,12 @@ from typing import Any, NoReturn
 
 from rlkit.cluster.calls import Failure, Interrupted
 
+logger = logging.getLogger("rlkit.cluster")
+
+RESPAWN = (
+    "cluster.respawn(group), which loses the workers' state: weights that were trained come back "
+    "from a checkpoint alone"
+)
 SETTLE_S = 3.0
 """How long a call waits for one that was interrupted before it."""
 RELEASE_S = 10.0
@@ -80,7 +87,7 @@ class Pipeline:
         self._lock = threading.RLock()
         self.epoch = 0  # calls of an earlier epoch are not run any more
         self.broken = False  # a rank died, or a call was given up: it runs on
-        self._lost = ""  # why no call can succeed any more
+        self.lost = ""  # why no call can succeed any more
 
     def add(self, call: Call) -> None:
         """Take up a call that was started."""
@@ -91,7 +98,7 @@ class Pipeline:
         """Forget all calls: their processes are gone."""
         with self._lock:
             self._calls.clear()
-            self._interrupted, self.broken, self._lost = None, False, ""
+            self._interrupted, self.broken, self.lost = None, False, ""
 
     @property
     def stuck(self) -> bool:
@@ -102,8 +109,8 @@ class Pipeline:
     def settle(self) -> None:
         """Before a call: one that was interrupted must have ended, or this says what runs."""
         self._pump(0.0)
-        if self._lost:
-            raise RuntimeError(f"{self.name}: {self._lost}")
+        if self.lost:
+            raise RuntimeError(f"{self.name}: {self._end()}")
         call = self._interrupted
         if call is None:
             return
@@ -114,8 +121,7 @@ class Pipeline:
             names = ", ".join(f"{self.name}/{rank}" for rank in call.waiting.values())
             raise RuntimeError(
                 f"{names} still running {call.what}, for {time.time() - call.start_s:.0f} s; it "
-                "stops when the library call it is in returns. Try again later, or "
-                "cluster.respawn(group)."
+                f"stops when the library call it is in returns. Try again later, or {RESPAWN}."
             )
         self._interrupted = None
 
@@ -143,7 +149,7 @@ class Pipeline:
         raise TimeoutError(
             f"{self.name}.{call.what}: {names} did not answer within {waited_s:.0f} s. It may "
             "still run: wait with future.result(timeout_s=...), raise "
-            "rk.launch(timeout_s=...), or cluster.respawn(group)."
+            f"rk.launch(timeout_s=...), or {RESPAWN}."
         )
 
     def done(self, call: Call) -> bool:
@@ -232,7 +238,7 @@ class Pipeline:
                 f"{self.name}.{other.what}: not run, for {call.what} before it failed "
                 f"({type(call.error).__name__}). Call it again."
             )
-        if not self._lost and not any(c.waiting for c in (call, *later)):
+        if not self.lost and not any(c.waiting for c in (call, *later)):
             try:
                 self._mend()
             except Exception as error:
@@ -265,7 +271,7 @@ class Pipeline:
             self._died(dead)
             names = ", ".join(f"{self.name}/{rank}" for rank in dead)
             self._lose(f"worker {names} died ({str(call.answers[dead[0]]).splitlines()[0]})")
-            return RuntimeError(f"{self.name}.{call.what}: {self._lost}")
+            return RuntimeError(f"{self.name}.{call.what}: {self._end()}")
         failed = [a for a in call.answers.values() if _is_error(a)]
         # A peer that saw its connection break is a consequence; the rank that raised is the cause.
         causes = [a for a in failed if not (isinstance(a, Failure) and a.of_peer)]
@@ -273,11 +279,21 @@ class Pipeline:
         return first.raised() if isinstance(first, Failure) else first
 
     def _lose(self, why: str) -> None:
-        self.broken = True
-        self._lost = f"{why}. Its state is lost; cluster.respawn(group) starts the group again."
+        self.broken, self.lost = True, why
+
+    def _end(self) -> str:
+        return f"{self.lost}. Its state is lost; cluster.respawn(group) starts the group again."
 
     def _drop(self, call: Call) -> None:
         call.collected = True
+        errors = [call.error] + [a for a in call.answers.values() if _is_error(a)]
+        error = next((each for each in errors if each is not None), None)
+        error = error.error if isinstance(error, Failure) else error
+        if error is not None and not isinstance(error, Interrupted):
+            logger.warning(
+                "%s.%s failed, and nobody asks for its result: %s: %s",
+                self.name, call.what, type(error).__name__, error,
+            )  # fmt: skip
         for answer in call.answers.values():
             if not _is_error(answer):
                 self._discard(answer)

@@ -220,8 +220,17 @@ class RayCluster:
             store=self.store,
             describe=self._runner.describe,
         )
-        with trace.labelled(trace.label(name)):
-            return group.run(call, batch, name)
+        try:
+            with trace.labelled(trace.label(name)):
+                return group.run(call, batch, name)
+        except RuntimeError:
+            if not self._runner.pipeline.lost:
+                raise
+            raise RuntimeError(
+                f"{getattr(call, 'what', name)} ended the process for functions of the user: "
+                f"{self._runner.pipeline.lost}. Call it again: a new process starts, and nothing "
+                "else is lost. A reward that may do so belongs into rk.rewards.Killable(fn)."
+            ) from None
 
     def shutdown(self) -> None:
         """End the workers and stores, and Ray itself if this cluster started it.

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+import rlkit as rk
 from rlkit.batch import Batch
 
 pytestmark = pytest.mark.ray
@@ -223,9 +224,45 @@ def test_a_function_beside_the_data_that_dies_is_replaced(ray_cluster):
         os.kill(os.getpid(), signal.SIGKILL)
 
     batch = make_batch()
-    with pytest.raises(RuntimeError, match="died"):
+    with pytest.raises(RuntimeError, match=r"dies ended the process for .*died.* Call it again"):
         batch.on(ray_cluster.store).apply(dies, "response_ids")
     assert ones(batch.on(ray_cluster.store)) == [1.0] * 4
+
+
+def test_a_reward_that_ends_its_process_is_named(ray_cluster):
+    def deadly(prompt, response, answer):
+        os._exit(1)
+
+    texts = {name: ["a"] for name in ("prompt", "response", "answer")}
+    batch = Batch.from_columns(texts).on(ray_cluster.store)
+    for reward_fn, name in [
+        (deadly, r"score\(.*deadly\)"),
+        (rk.rewards.combine({"right": (deadly, 1.0)}), r"score\(Combined\(1 right\)\)"),
+    ]:
+        with pytest.raises(RuntimeError, match=rf"{name} ended the process") as caught:
+            rk.score(reward_fn, batch)
+        assert "respawn" not in str(caught.value)
+
+
+def test_a_failure_that_nobody_asks_for_is_logged(one, pair, caplog):
+    for group in (one, pair):
+        group.submit.fail_on(0)
+        gc.collect()
+        assert until(group.submit.note("").done, wait_s=60)
+        said = f"{group.name}.fail_on failed, and nobody asks for its result: ZeroDivisionError"
+        assert caplog.text.count(said) == 1
+
+
+def test_a_failure_that_is_raised_or_cancelled_is_not_logged(one, caplog):
+    with pytest.raises(ZeroDivisionError):
+        one.fail_on(0)
+    future = one.submit.sleep(60)
+    time.sleep(0.5)
+    future.cancel()
+    del future
+    gc.collect()
+    one.note("")
+    assert "nobody asks" not in caplog.text
 
 
 def ones(batch, value=lambda: 1.0):

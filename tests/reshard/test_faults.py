@@ -64,8 +64,8 @@ def test_tied_embeddings_change_at_both_ends():
     to_engine(engine, model, states, version=1)
     expected = model.weights["model.embed_tokens.weight"].clone()
     expected[3] += 1
-    assert torch.equal(engine.decoder.model.embed_tokens.weight, expected)
-    assert torch.equal(engine.decoder.lm_head.weight, expected)
+    assert torch.equal(engine.decoder.inner.model.embed_tokens.weight, expected)
+    assert torch.equal(engine.decoder.head.T, expected)
 
 
 def test_the_router_bias_arrives_in_fp32():
@@ -252,7 +252,7 @@ def test_three_cycles_of_sleep_leave_memory_and_weights_as_they_were():
     engine, asleep = TorchEngine(model, seed=3), []
     plan = plan_reshard(model.spec, TRAIN, Layout(), dtype="float32", forms=(megatron, separate))
     shards = shards_of(plan, shard(model.spec, TRAIN, megatron, model.weights))
-    buffers = {name: b.clone() for name, b in engine.decoder.named_buffers()}
+    buffers = {name: b.clone() for name, b in engine.decoder.inner.named_buffers()}
     before = responses(engine)
     for version in (1, 2, 3):
         engine.sleep()
@@ -265,7 +265,7 @@ def test_three_cycles_of_sleep_leave_memory_and_weights_as_they_were():
         for s in shards:
             s.to_training()
     assert asleep[1] == asleep[2]  # before the first cycle there is no host memory yet
-    assert {name: b.clone() for name, b in engine.decoder.named_buffers()} == buffers
+    assert {name: b.clone() for name, b in engine.decoder.inner.named_buffers()} == buffers
 
 
 def test_an_engine_serves_on_after_a_reshard_that_failed():
