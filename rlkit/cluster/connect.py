@@ -67,7 +67,8 @@ def object_store_bytes() -> int:
     if not shared.exists():
         return 1 << 30
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1 << 30, min(memory * 3, shutil.disk_usage(shared).free * 9) // 10)
+    most = min(memory * 3, shutil.disk_usage(shared).free * 9) // 10
+    return max(1 << 30, most)
 
 
 def init(ray: Any, options: dict[str, Any]) -> None:

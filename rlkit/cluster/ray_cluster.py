@@ -104,8 +104,8 @@ class RayCluster:
                 name = self._store_name(node["NodeID"])
                 # soft: of a node that is lost it starts again on another one, empty
                 at = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
-                how = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1, "name": name}
-                actor: Any = ray.remote(StoreActor).options(scheduling_strategy=at, **how)
+                how: Any = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1, "name": name}
+                actor = ray.remote(StoreActor).options(scheduling_strategy=at, **how)
                 actors[node["NodeID"]] = actor.remote(node["NodeID"])
         return actors
 
