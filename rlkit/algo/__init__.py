@@ -20,6 +20,7 @@ from rlkit.algo.aggregate import seq_mean_token_mean, seq_mean_token_sum, token_
 from rlkit.algo.compare import compare_losses
 from rlkit.algo.correction import (
     importance_weight,
+    interpolated_logprobs,
     masked_importance_weight,
     per_sequence,
     per_sequence_mean,
@@ -73,6 +74,7 @@ __all__ = [
     "gspo_loss",
     "has_signal",
     "importance_weight",
+    "interpolated_logprobs",
     "kl_k1",
     "kl_k2",
     "kl_k3",
