@@ -27,7 +27,7 @@ from rlkit.algo.correction import (
     per_token,
     truncated_importance_weight,
 )
-from rlkit.algo.kl import kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient
+from rlkit.algo.kl import AdaptiveKL, kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient
 from rlkit.algo.logprobs import entropy_from_logits, logprobs_from_logits, next_token_rows
 from rlkit.algo.losses import (
     cispo_loss,
@@ -54,6 +54,7 @@ from rlkit.algo.rewards import (
 
 __all__ = [
     "THINK_ANSWER",
+    "AdaptiveKL",
     "GroupStatistics",
     "boxed_match",
     "cispo_loss",
