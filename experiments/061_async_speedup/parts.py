@@ -83,16 +83,14 @@ class Actor(rk.ActorWorker):
         return found
 
 
-def run(name: str, seed: int, setting: Setting, sources: dict) -> pd.DataFrame:
-    """One run on a Ray cluster of its own, measured after the first step: tidy rows."""
-    load = os.getloadavg()[0]
-    with rk.launch(devices="cpu", seed=seed) as cluster:
-        start, records, log = 0.0, [], rk.MetricLog()
-        for record in _records(name, cluster, seed, setting):
-            sources |= getattr(record["metrics"], "sources", {})
-            start = start or time.time()
-            records.append(record)
-        seconds, frame = time.time() - start, rk.trace.frame()
+def run(name: str, seed: int, setting: Setting, cluster: Any, sources: dict) -> pd.DataFrame:
+    """One run on an open cluster, measured after the first step: tidy rows."""
+    load, start, records, log = os.getloadavg()[0], 0.0, [], rk.MetricLog()
+    for record in _records(name, cluster, seed, setting):
+        sources |= record["metrics"].sources
+        start = start or time.time()
+        records.append(record)
+    seconds, frame = time.time() - start, rk.trace.frame()
     metrics = _speed(records[1:], seconds) | _idle(
         frame[frame["start_s"] >= start], together=name == "synchronous"
     )
@@ -111,9 +109,9 @@ def _records(name: str, cluster: Any, seed: int, setting: Setting) -> Iterator[d
     together = name == "synchronous"  # both on every device, taking turns
     ranks = setting.devices if together else setting.generating
     numbers = asdict(setting)
-    rollout = cluster.spawn(Rollout, model, setting=numbers, n=ranks, name="rollout")
+    rollout = cluster.spawn(Rollout, model, setting=numbers, n=ranks)
     where = {"colocate_with": rollout} if together else {"n": setting.devices - ranks}
-    actor = cluster.spawn(Actor, model, setting=numbers, **where, name="actor")
+    actor = cluster.spawn(Actor, model, setting=numbers, **where)
     resharder = rk.Resharder(source=actor, target=rollout)
     resharder.reshard()
 
@@ -150,6 +148,7 @@ def _idle(frame: pd.DataFrame, *, together: bool) -> dict[str, float]:
     """Idle fractions of the workers, and of devices: what no worker of a device is busy."""
     work = frame[frame["worker"].str.contains("/") & ~frame["stage"].str.startswith("wait/")]
     work = work[work["worker"].str.startswith(("rollout", "actor"))]
+    work = work.assign(worker=work["worker"].str.replace(r"_\d+/", "/", regex=True))
     found = rk.trace.idle_fractions(work).set_index("worker")["idle_fraction"]
     idle = {f"idle/{worker}": float(value) for worker, value in found.items()}
     ranks = work["worker"].str.split("/").str[-1]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import parts
 
+import rlkit as rk
 from rlkit import experiment
 
 FOLDER = Path(__file__).resolve().parent
@@ -61,8 +62,11 @@ def main() -> None:
         config["simulated"] = replace(config["simulated"], **some)
     seeds, sources, commit = range(args.seeds), {}, experiment.commit()
     record = experiment.RunRecord.collect(config=config, seeds=seeds)
-    runs = [(name, seed, each) for each in config.values() for name in NAMES for seed in seeds]
-    results = pd.concat([parts.run(*each, sources) for each in runs]).assign(commit=commit)
+    runs, frames = [(name, each) for each in config.values() for name in NAMES], []
+    for seed in seeds:
+        with rk.launch(devices="cpu", seed=seed) as cluster:
+            frames += [parts.run(name, seed, each, cluster, sources) for name, each in runs]
+    results = pd.concat(frames).assign(commit=commit)
     print(experiment.write_results(results, args.out, record=record.finished(sources)))
     print(table(results))
     if args.out == FOLDER:
