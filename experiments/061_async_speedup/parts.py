@@ -14,6 +14,8 @@ import rlkit as rk
 from rlkit import algo
 from rlkit.schedule import StalenessRule, asynchronous, synchronous
 
+MAX_ROWS = 256  # that a device decodes at once
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
@@ -26,7 +28,7 @@ class Setting:
     """Responses a prompt."""
     median_tokens: int = 16
     """Of a response; lengths are lognormal with sigma 1."""
-    longest_tokens: int = 128
+    longest_tokens: int = 112
     devices: int = 2
     generating: int = 1
     """Devices that generate in the asynchronous runs; the others train."""
@@ -34,7 +36,12 @@ class Setting:
     decode_s: float = 0.0
     """Seconds that a decoding step takes at least, however few rows run: simulated latency."""
     train_token_s: float = 0.0
-    """Seconds that training takes at least, a token: simulated latency."""
+    """Seconds that training a token takes at least on one device: simulated latency."""
+
+    @property
+    def simulated(self) -> bool:
+        """Whether one worker stands for all devices that do the same, and takes their time."""
+        return self.decode_s > 0
 
 
 class LongTailedEngine(rk.TorchEngine):
@@ -63,23 +70,23 @@ class Rollout(rk.RolloutWorker):
     """A rollout worker with such an engine; the setting is a dict, to travel as plain data."""
 
     def __init__(self, model: Any, *, setting: dict[str, Any], context: Any = None) -> None:
-        longest = setting["longest_tokens"]
-        super().__init__(model, engine=LongTailedEngine, max_new_tokens=longest, context=context)
+        options = {"max_new_tokens": setting["longest_tokens"], "max_rows": setting["max_rows"]}
+        super().__init__(model, engine=LongTailedEngine, **options, context=context)
         self.engine.setting = setting
 
 
 class Actor(rk.ActorWorker):
     """An actor whose updates sleep for what is left of the simulated latency."""
 
-    def __init__(self, model: Any, *, setting: dict[str, Any], context: Any = None) -> None:
+    def __init__(self, model: Any, *, token_s: float, context: Any = None) -> None:
         super().__init__(model, lr=1e-4, context=context)
-        self.token_s = setting["train_token_s"]
+        self.token_s = token_s
 
     def _update(self, batch: Any, *args: Any, **options: Any) -> Any:
         start = time.monotonic()
         found = super()._update(batch, *args, **options)
-        mine = self.token_s * float(batch.num_tokens.sum()) / self.context.dp_size
-        time.sleep(max(0.0, mine - (time.monotonic() - start)))
+        latency_s = self.token_s * float(batch.num_tokens.sum())
+        time.sleep(max(0.0, latency_s - (time.monotonic() - start)))
         return found
 
 
@@ -96,10 +103,9 @@ def run(name: str, seed: int, setting: Setting, cluster: Any, sources: dict) -> 
     )
     metrics |= _ages(records) | {"load/1min_mean": (load + os.getloadavg()[0]) / 2}
     log.add(len(records) - 1, metrics)
-    simulated = setting.decode_s > 0
-    facts = {"run": f"{name}{', simulated latency' if simulated else ''}", "system": "rlkit"}
+    facts = {"run": name + ", simulated latency" * setting.simulated, "system": "rlkit"}
     facts |= {"model": "tiny-0.23M", "devices": setting.devices, "seed": seed}
-    tidy = log.tidy(**facts, source="simulated" if simulated else "measured")
+    tidy = log.tidy(**facts, source="simulated" if setting.simulated else "measured")
     return tidy[tidy["metric"].isin(metrics)]
 
 
@@ -107,11 +113,13 @@ def _records(name: str, cluster: Any, seed: int, setting: Setting) -> Iterator[d
     task = rk.tasks.reverse_digits(length=6, seed=seed)
     model = rk.models.tiny(pretrained="reverse_digits")
     together = name == "synchronous"  # both on every device, taking turns
-    ranks = setting.devices if together else setting.generating
-    numbers = asdict(setting)
-    rollout = cluster.spawn(Rollout, model, setting=numbers, n=ranks)
-    where = {"colocate_with": rollout} if together else {"n": setting.devices - ranks}
-    actor = cluster.spawn(Actor, model, setting=numbers, **where)
+    generating = setting.devices if together else setting.generating
+    training = setting.devices if together else setting.devices - setting.generating
+    numbers = asdict(setting) | {"max_rows": MAX_ROWS * (generating if setting.simulated else 1)}
+    ranks = [1, 1] if setting.simulated else [generating, training]
+    rollout = cluster.spawn(Rollout, model, setting=numbers, n=ranks[0])
+    where = {"colocate_with": rollout} if together else {"n": ranks[1]}
+    actor = cluster.spawn(Actor, model, token_s=setting.train_token_s / training, **where)
     resharder = rk.Resharder(source=actor, target=rollout)
     resharder.reshard()
 

@@ -51,21 +51,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--devices", type=int, help="of the simulated runs")
+    parser.add_argument("--simulated", action="store_true", help="leave out what needs Ray")
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     known = {"measured": parts.Setting, "simulated": parts.Setting}
     config = experiment.read_config(FOLDER, known)
     config = {key: replace(each, steps=args.steps or each.steps) for key, each in config.items()}
-    if args.devices:
-        some = {"devices": args.devices, "generating": args.devices - 1}
-        config["simulated"] = replace(config["simulated"], **some)
+    if args.simulated:
+        del config["measured"]
     seeds, sources, commit = range(args.seeds), {}, experiment.commit()
     record = experiment.RunRecord.collect(config=config, seeds=seeds)
-    runs, frames = [(name, each) for each in config.values() for name in NAMES], []
-    for seed in seeds:
-        with rk.launch(devices="cpu", seed=seed) as cluster:
-            frames += [parts.run(name, seed, each, cluster, sources) for name, each in runs]
+    frames = []
+    for each, seed in [(each, seed) for each in config.values() for seed in seeds]:
+        backend = "local" if each.simulated else "ray"
+        with rk.launch(backend=backend, devices="cpu", seed=seed) as cluster:
+            frames += [parts.run(name, seed, each, cluster, sources) for name in NAMES]
     results = pd.concat(frames).assign(commit=commit)
     print(experiment.write_results(results, args.out, record=record.finished(sources)))
     print(table(results))
