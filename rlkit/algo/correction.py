@@ -92,6 +92,23 @@ def masked_importance_weight(
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)
 
 
+def interpolated_logprobs(
+    logprobs: Float[Tensor, "B T"],
+    rollout_logprobs: Float[Tensor, "B T"],
+    *,
+    staleness_steps: Shaped[Tensor, "B T"],
+) -> Float[Tensor, "B T"]:
+    """The proximal policy's logprobs without a forward pass, detached: between two known policies.
+
+    rollout + (1 − 1/d) (logprobs − rollout), d the token's staleness in train steps: the policy one
+    step before the current one, if logprobs moved evenly since the token was sampled. Tokens with
+    d ≤ 1 keep the rollout's. For inside a loss, in place of recomputed old_logprobs (A-3PO,
+    2512.06547, 2025; AReaL's ``loglinear``).
+    """
+    share = 1 - 1 / staleness_steps.to(logprobs.dtype).clamp(min=1)
+    return torch.lerp(rollout_logprobs, logprobs, share).detach()
+
+
 def _check_bounds(low: int | float, high: int | float) -> None:
     if not 0 <= low <= 1 <= high:
         raise ValueError(
