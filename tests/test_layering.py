@@ -24,6 +24,7 @@ BASE = {
     "columns",
     "html",
     "rows",
+    "shelf",
     "store",
     "planning",
     "functions",

@@ -6,7 +6,6 @@ warehouse, and from there straight to who asks.
 """
 
 import logging
-import os
 import threading
 import time
 import uuid
@@ -17,13 +16,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from rlkit.cluster.controllers import ControllerActor
 from rlkit.cluster.shared import opened, shared
-from rlkit.dock import Graph
-from rlkit.dock.controller import Controller
+from rlkit.dock import Graph, TransferDock
 from rlkit.dock.messages import ClosedError
 from rlkit.dock.traffic import DRIVER
 from rlkit.dock.transport import Reply, ledger_node
-from rlkit.functions import Shipped, ship
+from rlkit.functions import ship
 
 logger = logging.getLogger("rlkit.dock")
 
@@ -31,67 +30,6 @@ AWAY_S = 30.0
 """How long an actor that died may take to start again."""
 WAITING = 128
 """Calls that may wait in one node's controllers at a time."""
-
-
-class ControllerActor:
-    """The controllers of a dock that sit on one node; a restarted one knows what the warehouses
-    and the ledgers know.
-    """
-
-    def __init__(
-        self, dock: str, warehouses: Mapping[str, str], *, timeout_s: float, lease_s: float
-    ) -> None:
-        """``warehouses``: node id -> name of its store actor."""
-        import ray
-
-        self.dock = dock
-        self.warehouses = {node: ray.get_actor(name) for node, name in warehouses.items()}
-        self.timeout_s, self.lease_s = timeout_s, lease_s
-        self._controllers: dict[str, Controller] = {}
-        self._lock = threading.Lock()
-
-    def open(self, stage: str, capacity: int | None) -> None:
-        """Make a stage's controller unless it is there."""
-        with self._lock:
-            if stage in self._controllers:
-                return
-            keeper = [ledger_node(stage, tuple(self.warehouses))]
-            controller = Controller(
-                stage,
-                capacity=capacity,
-                lease_s=self.lease_s,
-                commit=lambda token, held: self._ask(keeper, "commit", stage, token, held),
-            )
-            found = self._ask(tuple(self.warehouses), "index", stage)
-            ledger = self._ask(keeper, "ledger", stage)[0] or {"leases": {}, "last": 0}
-            notices = [notice for each in found for notice in each or ()]
-            controller.restore(notices, ledger, leased=True)
-            self._controllers[stage] = controller
-
-    def _ask(self, nodes: Sequence[str], method: str, *args: Any) -> list[Any]:
-        """A method of some nodes' warehouses; None where a warehouse is lost."""
-        import ray
-
-        refs = [self.warehouses[n].of_dock.remote(self.dock, method, args, {}) for n in nodes]
-        return [self._answer(n, ray, ref) for n, ref in zip(nodes, refs, strict=True)]
-
-    def _answer(self, node: str, ray: Any, ref: Any) -> Any:
-        try:
-            return ray.get(ref, timeout=self.timeout_s)
-        except (LookupError, ray.exceptions.RayActorError) as error:
-            logger.error("%s: node %s has no warehouse (%s)", self.dock, node[:8], error)
-            return None
-
-    def call(
-        self, stage: str, capacity: int | None, method: str, args: Any, options: Mapping[str, Any]
-    ) -> Any:
-        """A method of a stage's controller."""
-        self.open(stage, capacity)
-        return getattr(self._controllers[stage], method)(*map(_loaded, args), **options)
-
-    def pid_of(self) -> int:
-        """This process's id."""
-        return os.getpid()
 
 
 class RayDockTransport:
@@ -236,6 +174,19 @@ class RayDockTransport:
         _close(self.name, self._warehouses, self._actors)
 
 
+def drop_in_background(dock: TransferDock, holders: Sequence[str]) -> None:
+    """Offer the leased rows of dead holders again, without making the caller wait."""
+
+    def drop() -> None:
+        for holder in holders:
+            try:
+                dock.drop(holder)
+            except (RuntimeError, TimeoutError, LookupError) as error:  # leases run out by time
+                logger.warning("leases of %s: %s", holder, error)
+
+    threading.Thread(target=drop, daemon=True, name="rlkit-dock-drop").start()
+
+
 def _close(name: str, warehouses: Mapping[str, Any], actors: dict[str, Any]) -> None:
     import ray
 
@@ -287,8 +238,3 @@ def _sendable(value: Any) -> Any:
     """A request with its sampler by value."""
     sampler = getattr(value, "sampler", None)
     return value if sampler is None else replace(value, sampler=ship(sampler))
-
-
-def _loaded(value: Any) -> Any:
-    sampler = getattr(value, "sampler", None)
-    return replace(value, sampler=sampler.load()) if isinstance(sampler, Shipped) else value

@@ -4,7 +4,6 @@ their own.
 
 import gc
 import logging
-import threading
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from rlkit.batch import Batch
 from rlkit.checks import whole
 from rlkit.cluster.calls import default_name
 from rlkit.cluster.connect import connect
-from rlkit.cluster.dock import RayDockTransport
+from rlkit.cluster.dock import RayDockTransport, drop_in_background
 from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.host import Runner
 from rlkit.cluster.relay import LineRelay, install
@@ -184,18 +183,8 @@ class RayCluster:
 
     def _drop_leases(self, holders: Sequence[str]) -> None:
         """Workers are gone: what they hold of docks is offered again, at once."""
-
-        def drop(dock: TransferDock, holder: str) -> None:
-            try:
-                dock.drop(holder)
-            except (RuntimeError, TimeoutError, LookupError) as error:  # leases run out by time
-                logger.warning("leases of %s: %s", holder, error)
-
         for transport in list(self._docks):
-            for holder in holders:
-                call = threading.Thread(target=drop, args=(TransferDock(transport), holder))
-                call.daemon = True
-                call.start()
+            drop_in_background(TransferDock(transport), holders)
 
     def respawn(self, group: WorkerGroup) -> None:
         """New processes for the group, from the class as it is now; the workers' state is lost."""

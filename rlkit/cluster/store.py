@@ -17,7 +17,8 @@ from rlkit import trace
 from rlkit.cluster.shared import handed, opened, shared
 from rlkit.dock.warehouse import Warehouse
 from rlkit.rows import Rows
-from rlkit.store import Column, Part, Shelf, new_key
+from rlkit.shelf import Shelf
+from rlkit.store import Column, Part, new_key
 
 
 class StoreActor:

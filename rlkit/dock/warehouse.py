@@ -11,7 +11,8 @@ from rlkit.dock.messages import Facts, Held, Notice
 from rlkit.dock.rowtable import find, merged
 from rlkit.dock.traffic import Traffic
 from rlkit.rows import Rows, concat
-from rlkit.store import Part, Shelf, join
+from rlkit.shelf import Shelf
+from rlkit.store import Part, join
 
 
 class UidMap:

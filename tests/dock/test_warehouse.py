@@ -7,7 +7,7 @@ import torch
 from rlkit.dock.messages import Facts, Notice
 from rlkit.dock.warehouse import Warehouse
 from rlkit.rows import Rows
-from rlkit.store import Shelf
+from rlkit.shelf import Shelf
 
 
 def put(warehouse, uids, **columns):
