@@ -25,7 +25,7 @@ class ControllerActor:
         """``warehouses``: node id -> name of its store actor."""
         import ray
 
-        self.dock = dock
+        self.dock, self.names = dock, dict(warehouses)
         self.warehouses = {node: ray.get_actor(name) for node, name in warehouses.items()}
         self.timeout_s, self.lease_s = timeout_s, lease_s
         self._controllers: dict[str, Controller] = {}
@@ -52,16 +52,25 @@ class ControllerActor:
     def _ask(self, nodes: Sequence[str], method: str, *args: Any) -> list[Any]:
         """A method of some nodes' warehouses; None where a warehouse is lost."""
         import ray
+        from ray import exceptions
 
-        refs = [self.warehouses[n].of_dock.remote(self.dock, method, args, {}) for n in nodes]
-        return [self._answer(n, ray, ref) for n, ref in zip(nodes, refs, strict=True)]
+        def send(node: str) -> Any:
+            return self.warehouses[node].of_dock.remote(self.dock, method, args, {})
 
-    def _answer(self, node: str, ray: Any, ref: Any) -> Any:
-        try:
-            return ray.get(ref, timeout=self.timeout_s)
-        except (LookupError, ray.exceptions.RayActorError) as error:
-            logger.error("%s: node %s has no warehouse (%s)", self.dock, node[:8], error)
-            return None
+        gone = (LookupError, exceptions.RayActorError, exceptions.ActorUnschedulableError)
+        found = []
+        for node, ref in [(node, send(node)) for node in nodes]:
+            try:
+                found.append(ray.get(ref, timeout=self.timeout_s))
+            except gone as error:
+                old = self.warehouses[node]
+                self.warehouses[node] = newest(self.names[node], old)
+                if self.warehouses[node] != old:  # its node was lost: it is elsewhere now
+                    found.append(ray.get(send(node), timeout=self.timeout_s))
+                    continue
+                logger.error("%s: node %s has no warehouse (%s)", self.dock, node[:8], error)
+                found.append(None)
+        return found
 
     def call(
         self, stage: str, capacity: int | None, method: str, args: Any, options: Mapping[str, Any]
@@ -73,6 +82,17 @@ class ControllerActor:
     def pid_of(self) -> int:
         """This process's id."""
         return os.getpid()
+
+
+def newest(name: str, known: Any) -> Any:
+    """The actor that has a name now; the known one if none has."""
+    import ray
+
+    try:
+        found = ray.get_actor(name)
+    except ValueError:
+        return known
+    return known if found._actor_id == known._actor_id else found
 
 
 def _loaded(value: Any) -> Any:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlkit.cluster.controllers import ControllerActor
+from rlkit.cluster.controllers import ControllerActor, newest
 from rlkit.cluster.shared import opened, shared
 from rlkit.dock import Graph, TransferDock
 from rlkit.dock.messages import ClosedError
@@ -30,6 +30,10 @@ AWAY_S = 30.0
 """How long an actor that died may take to start again."""
 WAITING = 128
 """Calls that may wait in one node's controllers at a time."""
+
+
+class NodeLostError(LookupError):
+    """A node is gone, and the rows that lay there."""
 
 
 class RayDockTransport:
@@ -60,7 +64,9 @@ class RayDockTransport:
         self.store, self.timeout_s, self._closed = store, timeout_s, False
         self._consumers = graph.consumers if graph else ()
         self._stages = dict.fromkeys((DRIVER, *self._consumers))
-        self._warehouses = dict(store.actors)
+        self._warehouses, self._names = dict(store.actors), dict(names)
+        self.replace: Callable[[str], Any] | None = None
+        """On the driver: starts a store anew whose node is lost."""
         self.warehouses("make", dict.fromkeys(self.nodes, self._consumers))
         # By name: handles of actors as arguments would keep the process from starting again.
         self._actors = {node: self._start(node, names, lease_s) for node in self.nodes}
@@ -68,7 +74,7 @@ class RayDockTransport:
         weakref.finalize(self, _close, self.name, self._warehouses, self._actors).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"store": None}
+        return self.__dict__ | {"store": None, "replace": None}
 
     def _start(self, node: str, names: Mapping[str, str], lease_s: float) -> Any:
         """The controllers' process on one node; on another one if that node is lost."""
@@ -101,8 +107,14 @@ class RayDockTransport:
         return self._actors[self.nodes[(keeper + 1) % len(self.nodes)]]
 
     def renew(self, node: str) -> None:
-        """Start a node's warehouse, empty, if its process died."""
-        self.warehouses("make", {node: self._consumers})
+        """Start a node's warehouse, empty, if its process died; elsewhere, if the node is lost."""
+        try:
+            self.warehouses("make", {node: self._consumers})
+        except NodeLostError:
+            if self.replace is None:
+                raise
+            self._warehouses[node] = self.replace(node)
+            self.warehouses("make", {node: self._consumers})
 
     def stages(self) -> Sequence[str]:
         """Stages that have a controller, those that other processes opened among them."""
@@ -136,7 +148,12 @@ class RayDockTransport:
             called = self._warehouses[node].of_dock
             return called.remote(self.name, method, sent[node], options, by_value=by_value)
 
-        found = self._every(send, calls, method, options)
+        try:
+            found = self._every(send, calls, method, options)
+        except NodeLostError:
+            if not self._found_again():
+                raise
+            found = self._every(send, calls, method, options)
         for node, reply in found.items():
             again = partial(send, node, by_value=True)
             value = _opened(reply.value, again, f"{node}: {method}", self.timeout_s)
@@ -154,9 +171,16 @@ class RayDockTransport:
         refs = {name: send(name) for name in names}
         found = {}
         for name, ref in refs.items():
-            value = _answer(ref, lambda n=name: send(n), f"{name}: {method}", limit)
+            again = lambda n=name: (self._found_again(), send(n))[1]
+            value = _answer(ref, again, f"{name}: {method}", limit)
             found[name] = Reply(value, time.perf_counter() - start)
         return found
+
+    def _found_again(self) -> bool:
+        """Look up the warehouses by name; whether one is another actor now."""
+        before = dict(self._warehouses)
+        self._warehouses |= {node: newest(self._names[node], old) for node, old in before.items()}
+        return self._warehouses != before
 
     def _check_open(self, method: str) -> None:
         import ray
@@ -209,6 +233,11 @@ def _answer(ref: Any, again: Any, what: str, limit_s: float) -> Any:
             return ray.get(ref, timeout=limit_s)
         except exceptions.RayTaskError as error:
             raise error.cause from None
+        except exceptions.ActorUnschedulableError:
+            raise NodeLostError(
+                f"dock: {what} failed: that node is lost, and its rows with it. Call "
+                "dock.lost(node) on the driver: it returns the uids of rows to make again."
+            ) from None
         except exceptions.GetTimeoutError as error:
             raise TimeoutError(
                 f"dock: {what} took over {limit_s:.0f} s; its process is overloaded or gone. Raise "

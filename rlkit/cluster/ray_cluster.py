@@ -4,6 +4,7 @@ their own.
 
 import gc
 import logging
+import time
 import uuid
 import weakref
 from collections.abc import Sequence
@@ -95,18 +96,35 @@ class RayCluster:
 
     def _start_stores(self) -> dict[str, Any]:
         import ray
+
+        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        return {node: self._start_store(node, at=node) for node in alive}
+
+    def _start_store(self, node: str, *, at: str) -> Any:
+        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        actors = {}
-        for node in ray.nodes():
-            if node["Alive"]:
-                name = self._store_name(node["NodeID"])
-                # soft: of a node that is lost it starts again on another one, empty
-                at = NodeAffinitySchedulingStrategy(node["NodeID"], soft=True)
-                how: Any = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1, "name": name}
-                actor = ray.remote(StoreActor).options(scheduling_strategy=at, **how)
-                actors[node["NodeID"]] = actor.remote(node["NodeID"])
-        return actors
+        # Not soft: Ray would place an actor that needs no CPU on any node.
+        there = NodeAffinitySchedulingStrategy(at, soft=False)
+        how: Any = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1}
+        how["name"] = self._store_name(node)
+        actor = ray.remote(StoreActor).options(scheduling_strategy=there, **how)
+        return actor.remote(node)
+
+    def _replace_store(self, node: str) -> Any:
+        """An empty store in place of one whose node is lost, under its name, on this node."""
+        import ray
+
+        ray.kill(self.store.actors[node])
+        here, deadline = ray.get_runtime_context().get_node_id(), time.time() + 30
+        while True:
+            try:
+                self.store.actors[node] = self._start_store(node, at=here)
+                return self.store.actors[node]
+            except ValueError:  # the name is taken until the old one is gone
+                if time.time() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def spawn(
         self,
@@ -178,6 +196,7 @@ class RayCluster:
             self.store, names, graph=graph, capacity=capacity, lease_s=lease_s,
             timeout_s=self.timeout_s,
         )  # fmt: skip
+        transport.replace = self._replace_store
         self._docks.add(transport)
         return (CentralDock if central else TransferDock)(transport, timeout_s=timeout_s)
 
