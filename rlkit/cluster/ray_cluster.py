@@ -21,7 +21,7 @@ from rlkit.cluster.dock import RayDockTransport, drop_in_background
 from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.host import Runner
 from rlkit.cluster.relay import LineRelay, install
-from rlkit.cluster.store import RayStore, StoreActor
+from rlkit.cluster.store import RayStore, start_store
 from rlkit.cluster.transport import GroupSpec, RayTransport
 from rlkit.cluster.watch import HeadWatch, Reaper
 from rlkit.config import Layout
@@ -98,18 +98,7 @@ class RayCluster:
         import ray
 
         alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        return {node: self._start_store(node, at=node) for node in alive}
-
-    def _start_store(self, node: str, *, at: str) -> Any:
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        # Not soft: Ray would place an actor that needs no CPU on any node.
-        there = NodeAffinitySchedulingStrategy(at, soft=False)
-        how: Any = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1}
-        how["name"] = self._store_name(node)
-        actor = ray.remote(StoreActor).options(scheduling_strategy=there, **how)
-        return actor.remote(node)
+        return {node: start_store(node, self._store_name(node), at=node) for node in alive}
 
     def _replace_store(self, node: str) -> Any:
         """An empty store in place of one whose node is lost, under its name, on this node."""
@@ -119,7 +108,7 @@ class RayCluster:
         here, deadline = ray.get_runtime_context().get_node_id(), time.time() + 30
         while True:
             try:
-                self.store.actors[node] = self._start_store(node, at=here)
+                self.store.actors[node] = start_store(node, self._store_name(node), at=here)
                 return self.store.actors[node]
             except ValueError:  # the name is taken until the old one is gone
                 if time.time() > deadline:

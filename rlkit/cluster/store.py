@@ -74,6 +74,17 @@ class StoreActor:
         return {"keys": len(self.shelf), "nbytes": self.shelf.nbytes, "pid": os.getpid()}
 
 
+def start_store(node: str, name: str, *, at: str) -> Any:
+    """The store actor of a node, on the node ``at``."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # Not soft: Ray would place an actor that needs no CPU on any node.
+    there = NodeAffinitySchedulingStrategy(at, soft=False)
+    how: Any = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1, "name": name}
+    return ray.remote(StoreActor).options(scheduling_strategy=there, **how).remote(node)
+
+
 class RayStore:
     """Client of the store actors, one in each process.
 
@@ -194,7 +205,7 @@ class RayStore:
             ) from error
         except exceptions.RayTaskError as error:
             raise error.cause from None
-        except exceptions.RayActorError as error:
+        except (exceptions.RayActorError, exceptions.ActorUnschedulableError) as error:
             raise RuntimeError(
                 f"store: {what} failed: the node's store process died, and its rows with it "
                 f"({str(error).splitlines()[0]}). It starts again empty: run the stages that wrote "
