@@ -35,9 +35,9 @@ class LongTailed(rk.TorchEngine):
         """Queue a prompt."""
         super().add(self._cut(request))
 
-    def generate(self, requests: Any) -> Any:
+    def generate(self, requests: Any, **options: Any) -> Any:
         """All responses."""
-        return super().generate([self._cut(request) for request in requests])
+        return super().generate([self._cut(request) for request in requests], **options)
 
     def _cut(self, request: Any) -> Any:
         draw = np.random.default_rng(request.uids[0] >> 16).normal()  # of the group
