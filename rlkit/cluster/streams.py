@@ -94,10 +94,12 @@ class Stream:
             raise
         raise StopIteration
 
-    def _ask(self, rank: int, wait_s: float = ASK_S) -> None:
-        host = self._transport.hosts[rank]
-        take = host.take.options(concurrency_group=STREAM)
-        self._asked[take.remote(self._call.number, wait_s)] = rank
+    def _ask(self, rank: int) -> None:
+        self._asked[self._take(rank, ASK_S)] = rank
+
+    def _take(self, rank: int, wait_s: float) -> Any:
+        take = self._transport.hosts[rank].take.options(concurrency_group=STREAM)
+        return take.remote(self._call.number, wait_s)
 
     def _collect(self, timeout_s: float) -> None:
         """Take answers that have come, and ask those ranks again."""
@@ -124,9 +126,8 @@ class Stream:
         import ray
         from ray import exceptions
 
-        take = self._transport.hosts[rank].take.options(concurrency_group=STREAM)
         with contextlib.suppress(exceptions.RayError):
-            return ray.get(take.remote(self._call.number, 0.0), timeout=ASK_S)[0]
+            return ray.get(self._take(rank, 0.0), timeout=ASK_S)[0]
         return []
 
     def close(self) -> None:
