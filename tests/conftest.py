@@ -8,6 +8,10 @@ import time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 starves its workers beside other tests
+
+if "PYTEST_XDIST_WORKER" in os.environ and os.getsid(0) != os.getpid():
+    os.setsid()  # `nothing_left_running` sees the processes of this worker's tests alone
 
 import hypothesis
 import psutil
