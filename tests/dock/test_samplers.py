@@ -88,7 +88,7 @@ def test_random_order_depends_on_seed_and_uids_and_not_on_arrival():
     assert order(uids, 1) != uids
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
+@pytest.mark.parametrize("sampler", SAMPLERS)
 @given(groups=st.lists(st.integers(0, 5), max_size=30), n=st.integers(1, 12), data=st.data())
 def test_any_sampler_takes_whole_groups_each_row_once(sampler, groups, n, data):
     size = data.draw(st.integers(1, 3))
