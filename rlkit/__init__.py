@@ -19,6 +19,7 @@ _NAMES = {
     "RunRecord": "rlkit.record",
     "Trace": "rlkit.trace",
     "TorchEngine": "rlkit.engines",
+    "VLLMEngine": "rlkit.engines",
     "TorchBackend": "rlkit.backends",
     "RolloutWorker": "rlkit.workers",
     "ActorWorker": "rlkit.workers",

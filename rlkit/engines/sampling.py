@@ -18,6 +18,18 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
+def _mixed_rows(seed: int, uids: np.ndarray) -> np.ndarray:
+    """[B] uint64: a number for each uid [B] int64 of a run."""
+    with np.errstate(over="ignore"):
+        run = _mix(np.asarray([seed], dtype=np.int64).astype(np.uint64) + _GOLDEN)
+        return _mix(run ^ (uids.astype(np.uint64) * _GOLDEN + np.uint64(1)))
+
+
+def row_seeds(seed: int, uids: np.ndarray) -> np.ndarray:
+    """A seed for each uid, [B] int64 from 0 up, for engines with generators of their own."""
+    return (_mixed_rows(seed, uids) >> np.uint64(1)).astype(np.int64)
+
+
 def noise(seed: int, uids: np.ndarray, num_positions: int) -> np.ndarray:
     """Uniform numbers in [0, 1), [B, num_positions] float64: the same for a uid and position
     wherever it is sampled.
@@ -26,8 +38,7 @@ def noise(seed: int, uids: np.ndarray, num_positions: int) -> np.ndarray:
     is sampled.
     """
     with np.errstate(over="ignore"):
-        run = _mix(np.asarray([seed], dtype=np.int64).astype(np.uint64) + _GOLDEN)
-        row = _mix(run ^ (uids.astype(np.uint64) * _GOLDEN + np.uint64(1)))  # [B]
+        row = _mixed_rows(seed, uids)
         place = np.arange(1, num_positions + 1, dtype=np.uint64) * _GOLDEN  # [positions]
         bits = _mix(row[:, None] + place[None, :])
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

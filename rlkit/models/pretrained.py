@@ -68,23 +68,31 @@ class Pretrained:
         return f"Pretrained({self.spec.architecture}, {self.spec.num_parameters:,} parameters)"
 
 
-def load_weights(decoder: Decoder, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into a decoder; errors name what is missing, left over or of another shape."""
-    own = dict(decoder.named_parameters())
-    tied = {"lm_head.weight"} if decoder.spec.tie_embeddings else set()
-    missing = sorted(set(own) - set(weights) - tied)
-    unknown = sorted(set(weights) - set(own) - tied)
+def check_weights(own: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, tied: bool) -> None:
+    """ValueError that names what is missing from ``weights``, left over or of another shape.
+
+    With ``tied`` embeddings an output head may be among them; it is passed over.
+    """
+    head = {"lm_head.weight"} if tied else set()
+    missing = sorted(set(own) - set(weights) - head)
+    unknown = sorted(set(weights) - set(own) - head)
     if missing or unknown:
         raise ValueError(
             f"weights: missing {missing[:3]} ({len(missing)}), not of this model {unknown[:3]} "
             f"({len(unknown)}); "
             "need exactly the model's parameters. Was the checkpoint made for another shape?"
         )
-    for name, parameter in own.items():  # all of them before the first copy: all or nothing
+    for name, parameter in own.items():
         if weights[name].shape != parameter.shape:
             raise ValueError(
                 f"{name}: got shape {tuple(weights[name].shape)}, need {tuple(parameter.shape)}."
             )
+
+
+def load_weights(decoder: Decoder, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights into a decoder, all or none; errors as of ``check_weights``."""
+    own = dict(decoder.named_parameters())
+    check_weights(own, weights, tied=decoder.spec.tie_embeddings)
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(weights[name])

@@ -156,7 +156,9 @@ class Strange:
     pass
 
 
-@pytest.mark.parametrize("value", [Strange(), (1, 2), {1: 2}, {"a": {1}}], ids=["object", "tuple", "int key", "set"])
+@pytest.mark.parametrize(
+    "value", [Strange(), (1, 2), {1: 2}, {"a": {1}}], ids=["object", "tuple", "int key", "set"]
+)
 def test_what_json_does_not_bring_back_is_an_error(tmp_path, value):
     batch = make_batch(meta=[None, value, None])
     with pytest.raises(TypeError, match=r"column 'meta': got .* which a checkpoint can't hold"):

@@ -1,0 +1,257 @@
+"""VLLMEngine: generation by vLLM on CPU and CUDA and by vllm-ascend on NPU, stepped in this
+process.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlkit.checks import whole
+from rlkit.config import SamplingParams
+from rlkit.engines import vllm_settings, vllm_worker
+from rlkit.engines.requests import Request, Response, check_fits, check_unique
+from rlkit.engines.sampling import row_seeds
+from rlkit.engines.stops import GrowingText
+from rlkit.models.decoder import Decoder
+from rlkit.models.pretrained import Pretrained, check_weights
+from rlkit.shield import shield
+
+
+@dataclass(slots=True)
+class _Row:
+    """A response while it grows."""
+
+    uid: int
+    sampling: SamplingParams
+    text: GrowingText | None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+
+
+class VLLMEngine:
+    """``TorchEngine``'s methods over vLLM: continuous batching, the prompt of a group from the
+    prefix cache, weights replaced between two tokens.
+
+    One engine on one device; vLLM's scheduler runs in this process, so it ends with it. What is
+    sampled follows (run seed, uid) by vLLM's generators, so the tokens are not TorchEngine's.
+    ``options`` go to vLLM's ``EngineArgs``, over those of ``vllm_settings``.
+    """
+
+    def __init__(
+        self,
+        model: Pretrained,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        max_rows: int = 256,
+        max_len: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.spec, self.tokenizer, self.seed = model.spec, model.tokenizer, seed
+        self.kind, self.dtype, self.version = torch.device(device).type, dtype, 0
+        self.max_rows = whole("max_rows", max_rows, what="slot")
+        longest = model.spec.max_positions
+        self.max_len = longest if max_len is None else min(whole("max_len", max_len), longest)
+        self.paused = self.asleep = False
+        self.broken: str | None = None  # why the weights are not whole
+        self.rows: dict[int, _Row] = {}  # by uid: waiting or running
+        self._llm = vllm_settings.start(
+            model, self.kind, dtype=dtype, max_rows=self.max_rows, max_len=self.max_len, **options
+        )
+        with torch.device("meta"):
+            self._like = dict(Decoder(model.spec).to(dtype).tie().named_parameters())
+
+    # ---- requests ----
+
+    @property
+    def uids(self) -> set[int]:
+        """Waiting or running."""
+        return set(self.rows)
+
+    @property
+    def num_free(self) -> int:
+        """Slots that neither a running row has nor a waiting one will take."""
+        return max(0, self.max_rows - len(self.rows))
+
+    def first_versions(self) -> dict[int, int]:
+        """Uid -> version of the first, oldest token of every row that has one."""
+        return {uid: row.versions[0] for uid, row in self.rows.items() if row.versions}
+
+    def add(self, request: Request) -> None:
+        """Queue one prompt; errors at once if it can never fit, or if vLLM would report logprobs
+        that no trainer computes.
+        """
+        self._queue([request])
+
+    def _queue(self, requests: Sequence[Request]) -> None:
+        limits = {"vocab_size": self.spec.vocab_size, "max_len": self.max_len}
+        for request in requests:
+            check_fits(request, max_rows=self.max_rows, **limits)
+            if request.sampling.cuts:
+                raise ValueError(
+                    f"VLLMEngine: got {request.sampling}, need top_k=0, top_p=1 and min_p=0: "
+                    "vLLM's logprobs are those among the tokens that are left, which is not what a "
+                    "trainer computes. Sample without, or with TorchEngine."
+                )
+        check_unique(requests, taken=self.rows)
+        for request in requests:
+            seeds = row_seeds(self.seed, np.asarray(request.uids))
+            for uid, seed in zip(request.uids, seeds.tolist(), strict=True):
+                self._add_row(request, int(uid), seed)
+
+    def _add_row(self, request: Request, uid: int, seed: int) -> None:
+        how = request.sampling
+        text = GrowingText(self.tokenizer, how.stop) if how.stop else None
+        # The salt keeps blocks computed under other weights out of reach.
+        prompt = {"prompt_token_ids": list(request.prompt_ids), "cache_salt": f"v{self.version}"}
+        self._llm.add_request(str(uid), prompt, vllm_settings.sampling(how, seed))
+        self.rows[uid] = _Row(uid, how, text)
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        on_response: Callable[[Response], object] | None = None,
+    ) -> list[Response]:
+        """All responses of ``requests``, in their order; ``on_response`` gets each as it finishes.
+
+        Requests queued before are served too and dropped. An error or an interrupt aborts all.
+        """
+        self.check_awake()
+        self._queue(requests)
+        done: dict[int, Response] = {}
+        try:
+            while self.rows:
+                self.check_awake()
+                for response in self.step():
+                    done[response.uid] = response
+                    if on_response:
+                        on_response(response)
+        except BaseException:
+            self.abort()
+            raise
+        return [done[uid] for request in requests for uid in request.uids if uid in done]
+
+    def check_awake(self) -> None:
+        """RuntimeError while paused or asleep: nothing would ever finish."""
+        if self.paused or self.asleep:
+            raise RuntimeError("engine: paused or asleep; call resume() or wake() first.")
+
+    def abort(self, uids: Collection[int] | None = None) -> list[Response]:
+        """Stop ``uids`` or everything: what has been sampled of them so far, with finish_reason
+        ``abort``. Uids that are not here are passed over.
+        """
+        gone = [uid for uid in self.rows if uids is None or uid in uids]
+        self._llm.abort_request([str(uid) for uid in gone])
+        rows = [self.rows.pop(uid) for uid in gone]
+        return [_response(row, "abort") for row in rows if row.tokens]
+
+    # ---- work ----
+
+    def step(self) -> list[Response]:
+        """One pass of vLLM's scheduler: a token for every running row; returns what finished."""
+        if self.asleep:
+            raise RuntimeError("engine: asleep; call wake() and load weights before generating.")
+        if self.broken:
+            raise RuntimeError(
+                f"engine: its weights are half loaded ({self.broken}); load them again, as "
+                "Resharder.reshard() does."
+            )
+        if self.paused or not self.rows:
+            return []
+        finished = []
+        for output in self._llm.step():
+            row = self.rows.get(int(output.request_id))
+            if row is not None and (response := self._take(row, output)):
+                finished.append(response)
+        return finished
+
+    def _take(self, row: _Row, output: Any) -> Response | None:
+        """Append what vLLM says is new; the response, if this ends it."""
+        (new,) = output.outputs
+        for token, candidates in zip(new.token_ids, new.logprobs, strict=True):
+            row.tokens.append(token)
+            row.logprobs.append(candidates[token].logprob)
+            row.versions.append(self.version)
+            if row.text and row.text.push(token):
+                if not output.finished:
+                    self._llm.abort_request([output.request_id])
+                del self.rows[row.uid]
+                return _response(row, "stop", row.text.found)
+        if not output.finished:
+            return None
+        del self.rows[row.uid]
+        return _response(row, new.finish_reason, new.stop_reason)
+
+    # ---- weights and life cycle ----
+
+    def load_weights(
+        self, tensors: Mapping[str, Tensor], *, version: int, recompute: bool = True
+    ) -> None:
+        """Replace all weights in place, between two tokens; running rows go on.
+
+        With ``recompute`` vLLM preempts them and computes their cache again under the new weights.
+        Names and shapes are checked before anything changes. An error in vLLM's loading leaves
+        the engine refusing to generate, at its old version, until weights load without one.
+        """
+        check_weights(self._like, tensors, tied=self.spec.tie_embeddings)
+        with shield:
+            self.broken = "an error while they were loaded"
+            self._llm.collective_rpc(vllm_worker.reload_weights, args=(self.kind, dict(tensors)))
+            self._llm.reset_prefix_cache(reset_running_requests=recompute)
+            self.broken, self.version = None, version
+
+    def weights(self) -> dict[str, Tensor]:
+        """Shapes and types by Hugging Face name, ``meta`` tensors: vLLM packs what it holds."""
+        return dict(self._like)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the weights, by their shapes, and of the key-value cache."""
+        (cache,) = self._llm.collective_rpc(vllm_worker.cache_bytes)
+        nbytes = sum(tensor.nbytes for tensor in self._like.values())
+        return {"weights": nbytes, "kv_cache": cache}
+
+    def pause(self) -> None:
+        """Do nothing in ``step`` until ``resume``; running rows keep their place."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """Go on after ``pause``."""
+        self.paused = False
+
+    def sleep(self) -> None:
+        """Weights to the host, cache freed; refused while rows run. vLLM for CPU has no sleep mode:
+        there nothing is freed.
+        """
+        if self.rows:
+            raise RuntimeError(
+                f"engine: {len(self.rows)} rows are running; finish or abort them before sleep."
+            )
+        if self.kind != "cpu":
+            self._llm.sleep(level=1)
+        self.asleep = True
+
+    def wake(self) -> None:
+        """Serve again after ``sleep``."""
+        if self.asleep and self.kind != "cpu":
+            self._llm.wake_up()
+        self.asleep = False
+
+
+def _response(row: _Row, reason: str, stop_reason: Any = None) -> Response:
+    return Response(
+        uid=row.uid,
+        token_ids=torch.tensor(row.tokens, dtype=torch.int64),
+        logprobs=torch.tensor(row.logprobs, dtype=torch.float32),
+        token_version=torch.tensor(row.versions, dtype=torch.int64),
+        finish_reason=reason,
+        sampling=row.sampling,
+        stop_reason=stop_reason,
+        text=row.text.text if row.text else None,
+    )
