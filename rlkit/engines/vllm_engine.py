@@ -2,6 +2,8 @@
 process.
 """
 
+import gc
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +28,9 @@ class _Row:
     """A response while it grows."""
 
     uid: int
+    prompt_ids: Sequence[int]
     sampling: SamplingParams
+    seed: int
     text: GrowingText | None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -37,9 +41,10 @@ class VLLMEngine:
     """``TorchEngine``'s methods over vLLM: continuous batching, the prompt of a group from the
     prefix cache, weights replaced between two tokens.
 
-    One engine on one device; vLLM's scheduler runs in this process, so it ends with it. What is
-    sampled follows (run seed, uid) by vLLM's generators, so the tokens are not TorchEngine's.
-    ``options`` go to vLLM's ``EngineArgs``, over those of ``vllm_settings``.
+    One engine on one device and, as vLLM keeps its groups in globals, one in a process until
+    ``close``. vLLM's scheduler runs in this process, so it ends with it. What is sampled follows
+    (run seed, uid) by vLLM's generators, so the tokens are not TorchEngine's. ``options`` go to
+    vLLM's ``EngineArgs``, over those of ``vllm_settings``.
     """
 
     def __init__(
@@ -61,9 +66,10 @@ class VLLMEngine:
         self.paused = self.asleep = False
         self.broken: str | None = None  # why the weights are not whole
         self.rows: dict[int, _Row] = {}  # by uid: waiting or running
-        self._llm = vllm_settings.start(
-            model, self.kind, dtype=dtype, max_rows=self.max_rows, max_len=self.max_len, **options
-        )
+        _only_one(self)
+        self._options = {"dtype": dtype, "max_rows": self.max_rows, "max_len": self.max_len}
+        self._options |= options
+        self._llm = vllm_settings.start(model, self.kind, **self._options)
         with torch.device("meta"):
             self._like = dict(Decoder(model.spec).to(dtype).tie().named_parameters())
 
@@ -103,15 +109,14 @@ class VLLMEngine:
         for request in requests:
             seeds = row_seeds(self.seed, np.asarray(request.uids))
             for uid, seed in zip(request.uids, seeds.tolist(), strict=True):
-                self._add_row(request, int(uid), seed)
+                self._begin(int(uid), request.prompt_ids, request.sampling, seed)
 
-    def _add_row(self, request: Request, uid: int, seed: int) -> None:
-        how = request.sampling
-        text = GrowingText(self.tokenizer, how.stop) if how.stop else None
+    def _begin(self, uid: int, prompt_ids: Sequence[int], how: SamplingParams, seed: int) -> None:
         # The salt keeps blocks computed under other weights out of reach.
-        prompt = {"prompt_token_ids": list(request.prompt_ids), "cache_salt": f"v{self.version}"}
+        prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"v{self.version}"}
         self._llm.add_request(str(uid), prompt, vllm_settings.sampling(how, seed))
-        self.rows[uid] = _Row(uid, how, text)
+        text = GrowingText(self.tokenizer, how.stop) if how.stop else None
+        self.rows[uid] = _Row(uid, prompt_ids, how, seed, text)
 
     def generate(
         self,
@@ -198,14 +203,26 @@ class VLLMEngine:
 
         With ``recompute`` vLLM preempts them and computes their cache again under the new weights.
         Names and shapes are checked before anything changes. An error in vLLM's loading leaves
-        the engine refusing to generate, at its old version, until weights load without one.
+        the engine refusing to generate, at its old version; the next weights then start vLLM anew,
+        and rows that ran begin again.
         """
         check_weights(self._like, tensors, tied=self.spec.tie_embeddings)
+        if self.broken:
+            return self._start_anew(tensors, version)
         with shield:
             self.broken = "an error while they were loaded"
             self._llm.collective_rpc(vllm_worker.reload_weights, args=(self.kind, dict(tensors)))
             self._llm.reset_prefix_cache(reset_running_requests=recompute)
             self.broken, self.version = None, version
+
+    def _start_anew(self, tensors: Mapping[str, Tensor], version: int) -> None:
+        """vLLM can not load into what an error has left half loaded."""
+        self._llm.engine_core.shutdown()
+        model = Pretrained(self.spec, self.tokenizer, tensors)
+        self._llm = vllm_settings.start(model, self.kind, **self._options)
+        self.broken, self.version = None, version
+        for row in list(self.rows.values()):
+            self._begin(row.uid, row.prompt_ids, row.sampling, row.seed)
 
     def weights(self) -> dict[str, Tensor]:
         """Shapes and types by Hugging Face name, ``meta`` tensors: vLLM packs what it holds."""
@@ -242,6 +259,30 @@ class VLLMEngine:
         if self.asleep and self.kind != "cpu":
             self._llm.wake_up()
         self.asleep = False
+
+    def close(self) -> None:
+        """End vLLM's engine, so that this process may have another one."""
+        global _running
+        self.rows.clear()
+        self._llm.engine_core.shutdown()
+        self.asleep, _running = True, None
+
+
+_running: "weakref.ref[VLLMEngine] | None" = None
+
+
+def _only_one(engine: VLLMEngine) -> None:
+    """RuntimeError if this process has an engine already: the older would fail once one ends."""
+    global _running
+    if _running is not None and _running() is not None:
+        gc.collect()
+        if _running() is not None:
+            raise RuntimeError(
+                "VLLMEngine: got a second engine in this process, need one: vLLM keeps its groups "
+                "in globals. close() the first, or spawn rollout workers on a Ray cluster, one "
+                "process each."
+            )
+    _running = weakref.ref(engine)
 
 
 def _response(row: _Row, reason: str, stop_reason: Any = None) -> Response:
