@@ -2,12 +2,14 @@
 
     python benchmarks/generate.py --repeats 3
     python benchmarks/generate.py --models 0.2M 5M --sequences 64    # without the slow 135M
+    .venv-vllm/bin/python benchmarks/generate.py    # beside vLLM, once `make test-vllm` has run
 
-Random weights, fp32, temperature 1, prompts of 16 tokens, all sequences at once. Lengths are equal,
-or drawn from a lognormal: then a call of transformers runs until its longest row ends, and what
-shorter rows go on to sample is thrown away, while an engine stops each where it ends. A ratio is
-tokens kept per second over transformers'. Engines also return logprobs, transformers doesn't; it
-concatenates its cache anew for every token, so that long responses cost it more.
+Random weights, fp32 (vLLM: bf16, its eager mode), temperature 1, prompts of 16 tokens, all
+sequences at once. Lengths are equal, or drawn from a lognormal: then a call of transformers runs
+until its longest row ends, and what shorter rows go on to sample is thrown away, while an engine
+stops each where it ends. A ratio is tokens kept per second over transformers'. Engines also return
+logprobs, transformers doesn't; it concatenates its cache anew for every token, so that long
+responses cost it more.
 
 Systems take turns, ratios are medians over the repeats; CPU ratios are those of CPU seconds, which
 other work on the machine disturbs less.
@@ -32,7 +34,7 @@ import torch
 import transformers
 
 import rlkit as rk
-from rlkit.engines import Request
+from rlkit.engines import Request, vllm_settings
 from rlkit.models import Pretrained, tiny_spec
 
 PROMPT_TOKENS = 16
@@ -114,13 +116,16 @@ def of_transformers(model: Pretrained, folder: str) -> Generate:
 
 
 def of_vllm(model: Pretrained, folder: str) -> Generate:
-    """vLLM on the CPU."""
+    """vLLM on the CPU, in this process; a model's ends when the next begins."""
+    vllm_settings.prepare("cpu")
     from vllm import LLM, SamplingParams
 
-    llm = LLM(folder, dtype="float32", enforce_eager=True, max_model_len=1024)
+    settings = vllm_settings.arguments("cpu", dtype=torch.bfloat16, max_rows=256, max_len=1024)
+    llm = LLM(folder, **settings)
 
     def generate(lengths: list[int]) -> int:
         prompts = make_prompts(model.spec, len(lengths)).tolist()
+        llm.reset_prefix_cache()
         outputs = llm.generate(
             [{"prompt_token_ids": prompt} for prompt in prompts],
             [SamplingParams(max_tokens=n, ignore_eos=True, logprobs=0) for n in lengths],
