@@ -16,13 +16,12 @@ import numpy as np
 
 from rlkit.dock.leases import Leases
 from rlkit.dock.messages import Grant, Held, Notice, Places, Request, Shortage
+from rlkit.dock.retired import Retired
 from rlkit.dock.room import Room
 from rlkit.dock.rowtable import RowTable
 from rlkit.dock.view import View
 
 logger = logging.getLogger("rlkit.dock")
-
-MAX_RETIRED = 1 << 18  # rows whose late writes are recognised: 32 batches of 8,192
 
 
 class Controller:
@@ -41,11 +40,12 @@ class Controller:
         outlive this process before anybody is told of it.
         """
         self.stage = stage
-        self._table, self._room = RowTable(), Room(capacity)
+        self._rows, self._room = RowTable(), Room(capacity)
+        self._inbox: list[Notice] = []  # of new rows, not yet in the table
         self._leases = Leases(stage, lease_s=lease_s, commit=commit)
         self._lease_s, self._clock = lease_s, clock
         self._changed = threading.Condition()
-        self._retired: dict[int, None] = {}
+        self._retired, self._highest = Retired(), -1  # the highest uid that was written
         self._frozen_until = -np.inf
 
     # ---- rows ----
@@ -56,16 +56,27 @@ class Controller:
         Returns the uids that came too late, and node -> column -> uids whose values there are out
         of date now: the writer frees both.
         """
+        uids = notice.uids
         with self._changed:
-            late = np.zeros(0, dtype=np.int64)
-            if self._retired:
-                gone = np.fromiter((u in self._retired for u in notice.uids.tolist()), dtype=bool)
-                if gone.any():
-                    late, notice = notice.uids[gone], notice.at(np.flatnonzero(~gone))
-            self._room.arrived(notice.uids)
-            moved = self._table.write(notice)
+            self._room.arrived(uids)
             self._changed.notify_all()
-            return late, moved
+            known = max(self._highest, self._retired.highest)
+            self._highest = max(self._highest, int(uids.max(initial=-1)))
+            if len(uids) and uids[0] > known and (uids[1:] > uids[:-1]).all():
+                self._inbox.append(notice)
+                return uids[:0], {}
+            gone = self._retired.among(uids)
+            if gone.any():
+                notice = notice.at(np.flatnonzero(~gone))
+            return uids[gone], self._table.write(notice)
+
+    @property
+    def _table(self) -> RowTable:
+        """All rows; writes of new ones are entered together when somebody asks."""
+        if self._inbox:
+            self._rows.extend(self._inbox)
+            self._inbox = []
+        return self._rows
 
     def admit(
         self, uids: np.ndarray, group_ids: np.ndarray, *, timeout_s: float
@@ -95,9 +106,7 @@ class Controller:
             self._table.drop(uids)
             self._leases.forget(uids)
             if retired:
-                self._retired |= dict.fromkeys(uids.tolist())
-                while len(self._retired) > MAX_RETIRED:
-                    del self._retired[next(iter(self._retired))]
+                self._retired.add(uids)
             self._changed.notify_all()
 
     def lost(self, node: str) -> np.ndarray:
@@ -117,7 +126,7 @@ class Controller:
                 if not missing:
                     return self._table.places(uids, columns)
                 waited_s = self._clock() - start
-                gone = tuple(sorted(self._retired.keys() & set(uids.tolist())))
+                gone = tuple(sorted(uids[self._retired.among(uids)].tolist()))
                 if waited_s >= timeout_s or gone:
                     short = self._shortage(tuple(columns), len(uids), waited_s, missing)
                     return replace(short, gone=gone)
@@ -197,8 +206,7 @@ class Controller:
             return self._release(mine, f"ended because {holder} died")
 
     def _expire(self, now: float) -> None:
-        over = self._leases.overdue(now)
-        if over:
+        if over := self._leases.overdue(now):
             self._release(over, "ran out without a heartbeat")
         self._room.expire(now)
 
@@ -240,7 +248,7 @@ class Controller:
     def snapshot(self) -> dict[str, Any]:
         """Consumed and leased rows, and the highest token; rows themselves are the warehouses'."""
         with self._changed:
-            return self._leases.snapshot() | {"retired": list(self._retired)}
+            return self._leases.snapshot() | {"retired": self._retired.tolist()}
 
     def restore(self, notices: Sequence[Notice], state: Mapping[str, Any], *, leased: bool) -> None:
         """Take up rows from the warehouses' notices, and leases from a snapshot or a ledger.
@@ -249,9 +257,11 @@ class Controller:
         rows are offered again (a run starts again without them). Older tokens stay refused.
         """
         with self._changed:
-            self._table, self._retired = RowTable(), dict.fromkeys(state.get("retired", ()))
+            self._rows, self._inbox = RowTable(), []
+            self._retired = Retired(state.get("retired", ()))
             for notice in sorted(notices, key=lambda notice: notice.stamp):
-                self._table.write(notice)
+                self._rows.write(notice)
+            self._highest = int(self._rows["uid"].max(initial=-1))
             held = {}
             for token, lease in state["leases"].items():
                 left = lease.uids[self._table.find(lease.uids)[1]]

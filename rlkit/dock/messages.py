@@ -143,9 +143,13 @@ class Places:
     def by_node(self) -> dict[str, dict[str, np.ndarray]]:
         """Node -> column -> the uids to pull from there."""
         found: dict[str, dict[str, np.ndarray]] = {}
+        before, pieces = None, {}
         for column, codes in self.at.items():
-            for code in codes_in(codes):
-                found.setdefault(self.nodes[code], {})[column] = self.uids[codes == code]
+            if before is None or not np.array_equal(codes, before):  # else as of that column
+                pieces = {self.nodes[c]: self.uids[codes == c] for c in codes_in(codes)}
+            before = codes
+            for node, uids in pieces.items():
+                found.setdefault(node, {})[column] = uids
         return found
 
 
