@@ -18,7 +18,7 @@ from typing import Any
 
 from rlkit.cluster.controllers import ControllerActor, newest
 from rlkit.cluster.shared import opened, shared
-from rlkit.dock import Graph, TransferDock
+from rlkit.dock import Graph, TransferDock, samplers
 from rlkit.dock.messages import ClosedError
 from rlkit.dock.traffic import DRIVER
 from rlkit.dock.transport import Reply, ledger_node
@@ -161,6 +161,12 @@ class RayDockTransport:
                 found[node] = Reply(value, time.perf_counter() - start)
         return found
 
+    def tell(self, method: str, calls: Mapping[str, tuple[Any, ...]]) -> None:
+        """Call ``method`` of the warehouses of some nodes, and wait for nothing."""
+        self._check_open(method)
+        for node, args in calls.items():
+            self._warehouses[node].of_dock.remote(self.name, method, args, {})
+
     def _every(
         self, send: Callable[[str], Any], names: Iterable[str], method: str, options: Any
     ) -> dict[str, Reply]:
@@ -264,6 +270,9 @@ def _opened(value: Any, again: Any, what: str, limit_s: float) -> Any:
 
 
 def _sendable(value: Any) -> Any:
-    """A request with its sampler by value."""
+    """A request with its sampler by value, if that is not one of rlkit's."""
     sampler = getattr(value, "sampler", None)
-    return value if sampler is None else replace(value, sampler=ship(sampler))
+    fn = getattr(sampler, "func", sampler)  # of a partial
+    if fn is None or getattr(fn, "__module__", None) == samplers.__name__:
+        return value
+    return replace(value, sampler=ship(sampler))

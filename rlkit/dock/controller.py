@@ -44,9 +44,8 @@ class Controller:
         self._inbox: list[Notice] = []  # of new rows, not yet in the table
         self._leases = Leases(stage, lease_s=lease_s, commit=commit)
         self._lease_s, self._clock = lease_s, clock
-        self._changed = threading.Condition()
+        self._changed, self._frozen_until = threading.Condition(), -np.inf
         self._retired, self._highest = Retired(), -1  # the highest uid that was written
-        self._frozen_until = -np.inf
 
     # ---- rows ----
 

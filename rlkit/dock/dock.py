@@ -129,9 +129,8 @@ class TransferDock:
         handles = {n: v for n, v in columns.items() if writes.is_handle(self.transport, v)}
         keeps = not self.transport.sends
         rows = {n: rows_of(n, v, uids, copy=keeps) for n, v in columns.items() if n not in handles}
-        home = self._home()
         notice = Notice(
-            node=home,
+            node=self._home(),
             stage=stage,
             uids=uids,
             columns={},
@@ -143,9 +142,7 @@ class TransferDock:
         if handles:
             writes.put_handles(self.transport, notice, handles)
         if rows:
-            seconds = writes.put_values(self.transport, notice, rows)
-            nbytes = sum(values.nbytes for values in rows.values())
-            self._count((stage, self.node, home), nbytes, seconds)
+            writes.put_values(self.transport, notice, rows, source=self.node)
 
     def fetch(
         self,
@@ -202,10 +199,11 @@ class TransferDock:
         if self.transport.store is not None:
             told = self.transport.warehouses("describe", {n: (w,) for n, w in by_node.items()})
             return handles_of(places, self.transport.store, [r.value for r in told.values()])
-        replies = self.transport.warehouses("fetch", {n: (w,) for n, w in by_node.items()})
+        calls = {node: (wanted, (stage, self.node)) for node, wanted in by_node.items()}
+        replies = self.transport.warehouses("fetch", calls)
         for node, reply in replies.items():
-            nbytes = sum(rows.nbytes for rows in reply.value.values())
-            self._count((stage, node, self.node), nbytes, reply.seconds)
+            key = (stage, node, self.node)
+            writes.count_seconds(self.transport, key, node, reply.seconds)
         return assemble(places, {node: reply.value for node, reply in replies.items()})
 
     # ---- leases ----
@@ -286,11 +284,6 @@ class TransferDock:
 
     def _repr_html_(self) -> str:
         return self.look()._repr_html_()
-
-    def _count(self, key: tuple[str, str, str], nbytes: int, seconds: float) -> None:
-        moved = Traffic()
-        moved.count(key, nbytes, 1, seconds)
-        self.transport.warehouses("count", {self.node: (moved,)})
 
 
 class CentralDock(TransferDock):

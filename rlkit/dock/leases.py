@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.dock.messages import Held, Request, StaleLeaseError
-from rlkit.dock.rowtable import find
+from rlkit.dock.uidmap import find
 
 MAX_ENDED = 1000  # ended leases whose end can still be explained
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from rlkit.dock.rowtable import find
+from rlkit.dock.uidmap import find
 
 MOST = 1 << 18  # rows: 32 batches of 8,192
 CHUNK = 1 << 13

@@ -8,6 +8,7 @@ import numpy as np
 
 from rlkit.dock.messages import Facts, Notice, Places, codes_in
 from rlkit.dock.samplers import Ready
+from rlkit.dock.uidmap import find, merged
 
 IDENTITY = ("uid", "group", "version", "partition", "token", "consumed")
 EMPTY = {"node": -1, "length": -1, "nbytes": 0, "stamp": 0}
@@ -233,26 +234,6 @@ def _code(names: list[str], name: str) -> int:
     if name not in names:
         names.append(name)
     return names.index(name)
-
-
-def merged(
-    known: np.ndarray, values: np.ndarray, uids: np.ndarray, new: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted ``known`` [R] and its values [R], with other ``uids`` [N] and their values [N]."""
-    both, all_values = np.concatenate([known, uids]), np.concatenate([values, new])
-    if (np.diff(both[max(0, len(known) - 1) :]) > 0).all():  # as most uids come: in order
-        return both, all_values
-    order = np.argsort(both, kind="stable")
-    return both[order], all_values[order]
-
-
-def find(known: np.ndarray, uids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions [N] of uids [N] in sorted ``known`` [R], and whether each is there."""
-    if len(uids) == len(known) and np.array_equal(known, uids):  # all of them, in order
-        return np.arange(len(known)), np.ones(len(known), dtype=bool)
-    at = np.searchsorted(known, uids)
-    at[at == len(known)] = 0
-    return at, (known[at] == uids) if len(known) else np.zeros(len(uids), dtype=bool)
 
 
 def _default(fact: Any) -> int:

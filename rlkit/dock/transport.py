@@ -61,6 +61,10 @@ class Transport(Protocol):
         """Call ``method`` of the warehouses of some nodes at once; node -> reply."""
         ...
 
+    def tell(self, method: str, calls: Mapping[str, tuple[Any, ...]]) -> None:
+        """Call ``method`` of the warehouses of some nodes, and wait for nothing."""
+        ...
+
 
 def ledger_node(stage: str, nodes: Sequence[str]) -> str:
     """The node whose warehouse keeps a stage's ledger: the same in every process."""
@@ -143,6 +147,10 @@ class LocalTransport:
     ) -> dict[str, Reply]:
         """Call ``method`` of the warehouses of some nodes; node -> reply."""
         return _each(self._warehouses, method, calls, options)
+
+    def tell(self, method: str, calls: Mapping[str, tuple[Any, ...]]) -> None:
+        """``warehouses`` without an answer."""
+        self.warehouses(method, calls)
 
     def __reduce__(self) -> Any:
         raise TypeError(
