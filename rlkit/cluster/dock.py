@@ -21,7 +21,7 @@ from rlkit.cluster.shared import opened, shared
 from rlkit.dock import Graph, TransferDock, samplers
 from rlkit.dock.messages import ClosedError
 from rlkit.dock.traffic import DRIVER
-from rlkit.dock.transport import Reply, ledger_node
+from rlkit.dock.transport import Reply, check_options, ledger_node
 from rlkit.functions import ship
 
 logger = logging.getLogger("rlkit.dock")
@@ -54,11 +54,7 @@ class RayDockTransport:
         """``store`` is the cluster's, ``names`` those of its actors by node. ``capacity``: rows
         that may wait for each stage of the graph.
         """
-        if capacity is not None and graph is None:
-            raise ValueError(
-                f"capacity: got {capacity} without a graph, need one: rows wait for its stages. "
-                "Pass graph=, such as rlkit.dock.GRPO."
-            )
+        check_options(graph=graph, capacity=capacity, lease_s=lease_s)
         self.name = f"dock-{uuid.uuid4().hex[:8]}"
         self.nodes, self.graph, self.capacity = tuple(store.actors), graph, capacity
         self.store, self.timeout_s, self._closed = store, timeout_s, False

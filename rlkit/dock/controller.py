@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.dock.arrivals import Arrivals
 from rlkit.dock.leases import Leases
 from rlkit.dock.messages import Grant, Held, Notice, Places, Request, Shortage
-from rlkit.dock.retired import Retired
 from rlkit.dock.room import Room
 from rlkit.dock.rowtable import RowTable
+from rlkit.dock.samplers import checked
 from rlkit.dock.view import View
 
 logger = logging.getLogger("rlkit.dock")
+
+MAX_WITHDRAWN = 100  # requests whose interrupted call may still be on its way here
 
 
 class Controller:
@@ -40,12 +43,11 @@ class Controller:
         outlive this process before anybody is told of it.
         """
         self.stage = stage
-        self._rows, self._room = RowTable(), Room(capacity)
-        self._inbox: list[Notice] = []  # of new rows, not yet in the table
+        self._arrivals, self._room = Arrivals(), Room(capacity)
         self._leases = Leases(stage, lease_s=lease_s, commit=commit)
         self._lease_s, self._clock = lease_s, clock
         self._changed, self._frozen_until = threading.Condition(), -np.inf
-        self._retired, self._highest = Retired(), -1  # the highest uid that was written
+        self._withdrawn: list[str] = []
 
     # ---- rows ----
 
@@ -55,27 +57,15 @@ class Controller:
         Returns the uids that came too late, and node -> column -> uids whose values there are out
         of date now: the writer frees both.
         """
-        uids = notice.uids
         with self._changed:
-            self._room.arrived(uids)
+            found = self._arrivals.enter(notice)
+            self._room.arrived(notice.uids)
             self._changed.notify_all()
-            known = max(self._highest, self._retired.highest)
-            self._highest = max(self._highest, int(uids.max(initial=-1)))
-            if len(uids) and uids[0] > known and (uids[1:] > uids[:-1]).all():
-                self._inbox.append(notice)
-                return uids[:0], {}
-            gone = self._retired.among(uids)
-            if gone.any():
-                notice = notice.at(np.flatnonzero(~gone))
-            return uids[gone], self._table.write(notice)
+            return found
 
     @property
     def _table(self) -> RowTable:
-        """All rows; writes of new ones are entered together when somebody asks."""
-        if self._inbox:
-            self._rows.extend(self._inbox)
-            self._inbox = []
-        return self._rows
+        return self._arrivals.table
 
     def admit(
         self, uids: np.ndarray, group_ids: np.ndarray, *, timeout_s: float
@@ -105,7 +95,7 @@ class Controller:
             self._table.drop(uids)
             self._leases.forget(uids)
             if retired:
-                self._retired.add(uids)
+                self._arrivals.retired.add(uids)
             self._changed.notify_all()
 
     def lost(self, node: str) -> np.ndarray:
@@ -125,10 +115,13 @@ class Controller:
                 if not missing:
                     return self._table.places(uids, columns)
                 waited_s = self._clock() - start
-                gone = tuple(sorted(uids[self._retired.among(uids)].tolist()))
+                gone = tuple(sorted(uids[self._arrivals.retired.among(uids)].tolist()))
                 if waited_s >= timeout_s or gone:
+                    there = self._table.find(uids)[1]
+                    missing = self._table.missing(uids[there], columns)
                     short = self._shortage(tuple(columns), len(uids), waited_s, missing)
-                    return replace(short, gone=gone)
+                    unknown = tuple(np.setdiff1d(uids[~there], gone).tolist())
+                    return replace(short, gone=gone, unknown=unknown)
                 self._changed.wait(timeout_s - waited_s)
 
     # ---- leases ----
@@ -140,6 +133,8 @@ class Controller:
             while True:
                 now = self._clock()
                 self._expire(now)
+                if request.id in self._withdrawn:  # nobody waits for it any more
+                    return self._short_of(request, now - start)
                 held = self._leases.of_peers(request, now) or self._take(request, now)
                 if held is not None:
                     places = self._table.places(held.uids, request.columns)
@@ -148,19 +143,20 @@ class Controller:
                     return self._short_of(request, now - start)
                 self._sleep(start + timeout_s - now, now)
 
+    def withdraw(self, request_id: str) -> None:
+        """Whoever asked was interrupted: what it got, or would get, is offered to others."""
+        with self._changed:
+            self._withdrawn = [*self._withdrawn[-MAX_WITHDRAWN:], request_id]
+            mine = [held for held in self._leases.open_ones() if held.asked == request_id]
+            self._release(mine, "was asked for by a call that was interrupted")
+
     def _take(self, request: Request, now: float) -> Held | None:
         """A new lease of rows that the sampler chose, if it chose enough."""
         mask = self._table.free(request.partition) & self._table.having(request.columns)
         if int(mask.sum()) < request.least:
             return None
         ready, at = self._table.ready(mask)
-        chosen = np.asarray(request.sampler(ready, request.n), dtype=np.int64)
-        distinct = np.count_nonzero(np.bincount(chosen, minlength=len(ready)))
-        if len(chosen) > request.n or distinct < len(chosen):
-            raise ValueError(
-                f"sampler: got {len(chosen)} positions, {distinct} of them distinct; need at most "
-                f"{request.n}, each once."
-            )
+        chosen = checked(request.sampler(ready, request.n), len(ready), request.n)
         if len(chosen) < max(1, request.least):
             return None
         held = self._leases.open(ready.uids[chosen], request, now)
@@ -247,7 +243,7 @@ class Controller:
     def snapshot(self) -> dict[str, Any]:
         """Consumed and leased rows, and the highest token; rows themselves are the warehouses'."""
         with self._changed:
-            return self._leases.snapshot() | {"retired": self._retired.tolist()}
+            return self._leases.snapshot() | {"retired": self._arrivals.retired.tolist()}
 
     def restore(self, notices: Sequence[Notice], state: Mapping[str, Any], *, leased: bool) -> None:
         """Take up rows from the warehouses' notices, and leases from a snapshot or a ledger.
@@ -256,11 +252,7 @@ class Controller:
         rows are offered again (a run starts again without them). Older tokens stay refused.
         """
         with self._changed:
-            self._rows, self._inbox = RowTable(), []
-            self._retired = Retired(state.get("retired", ()))
-            for notice in sorted(notices, key=lambda notice: notice.stamp):
-                self._rows.write(notice)
-            self._highest = int(self._rows["uid"].max(initial=-1))
+            self._arrivals = Arrivals(state.get("retired", ()), notices)
             held = {}
             for token, lease in state["leases"].items():
                 left = lease.uids[self._table.find(lease.uids)[1]]

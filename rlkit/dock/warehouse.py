@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.dock.messages import Facts, Held, Notice
+from rlkit.dock.messages import Facts, Held, Kinds, Notice
 from rlkit.dock.traffic import Traffic
 from rlkit.dock.uidmap import UidMap
 from rlkit.rows import Rows, concat
@@ -40,7 +40,7 @@ class Warehouse:
         self._stages: dict[str, None] = {}
         self._ledgers: dict[str, dict[str, Any]] = {}
         self._parts: dict[str, Part] = {}  # of writes that were described, by key
-        self._traffic = Traffic()
+        self._traffic, self._kinds = Traffic(), Kinds()
         self._number = 0
 
     # ---- values ----
@@ -53,6 +53,7 @@ class Warehouse:
         ``source``: the node they came from, for the traffic.
         """
         with self._lock:
+            self._kinds.check(notice, lambda name: self._others(name, notice.uids))
             if source is not None:
                 nbytes = sum(values.nbytes for values in rows.values())
                 self._traffic.count((notice.stage, source, self.node), nbytes, 1)
@@ -67,6 +68,10 @@ class Warehouse:
             if again:
                 self._sweep()
             return tuple(self._stages)
+
+    def _others(self, name: str, uids: np.ndarray) -> int:
+        """Rows here other than ``uids`` that have a column."""
+        return len(np.setdiff1d(self._where.get(name, UidMap()).uids, uids))
 
     def adopt(
         self, notice: Notice, found: Mapping[str, Sequence[tuple[str, np.ndarray]]]

@@ -61,7 +61,12 @@ def put_handles(transport: Transport, notice: Notice, columns: Mapping[str, Colu
 
 
 def _tell(transport: Transport, notice: Notice, stages: Sequence[str]) -> None:
-    told = transport.controllers("notice", dict.fromkeys(stages, (notice,)))
+    try:
+        told = transport.controllers("notice", dict.fromkeys(stages, (notice,)))
+    except TypeError:  # rows on other nodes have values of another kind
+        call = {notice.node: (notice.uids, list(notice.columns))}
+        transport.warehouses("free", call, before=notice.stamp + 1)
+        raise
     answers = [answer.value for answer in told.values()]
     late = [uids for uids, _ in answers if len(uids)]
     if late:

@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 
 from rlkit.dock import LocalTransport, TransferDock
+from rlkit.dock.arrivals import Retired
 from rlkit.dock.controller import Controller
 from rlkit.dock.messages import Facts, Notice, Request
-from rlkit.dock.retired import Retired
 from rlkit.dock.rowtable import EMPTY
 from rlkit.dock.samplers import in_order
 from rlkit.rows import Rows
