@@ -19,7 +19,7 @@ from typing import Any
 from rlkit.cluster.controllers import ControllerActor, newest
 from rlkit.cluster.shared import opened, shared
 from rlkit.dock import Graph, TransferDock, samplers
-from rlkit.dock.messages import ClosedError
+from rlkit.dock.messages import ClosedError, Request
 from rlkit.dock.traffic import DRIVER
 from rlkit.dock.transport import Reply, check_options, ledger_node
 from rlkit.functions import ship
@@ -267,8 +267,8 @@ def _opened(value: Any, again: Any, what: str, limit_s: float) -> Any:
 
 def _sendable(value: Any) -> Any:
     """A request with its sampler by value, if that is not one of rlkit's."""
-    sampler = getattr(value, "sampler", None)
-    fn = getattr(sampler, "func", sampler)  # of a partial
-    if fn is None or getattr(fn, "__module__", None) == samplers.__name__:
+    if not isinstance(value, Request):
         return value
-    return replace(value, sampler=ship(sampler))
+    fn = getattr(value.sampler, "func", value.sampler)  # of a partial
+    known = getattr(fn, "__module__", None) == samplers.__name__
+    return value if known else replace(value, sampler=ship(value.sampler))

@@ -80,6 +80,8 @@ def _missing(transport: Transport, short: Shortage, column: str, uids: np.ndarra
 def _waits(transport: Transport, short: Shortage, stage: str) -> str:
     """What a stage itself waits for: columns that no row has."""
     graph = transport.graph
-    reads = next((s.reads for s in graph.stages if s.name == stage), ()) if graph else ()
+    if graph is None:
+        return ""
+    reads = next((s.reads for s in graph.stages if s.name == stage), ())
     absent = [f"{c!r} of stage {graph.writer(c)!r}" for c in reads if c not in short.writers]
     return f" It needs {', '.join(absent)}, which no row has." if absent else ""

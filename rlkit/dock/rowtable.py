@@ -200,9 +200,9 @@ class RowTable:
 
     def nodes_of(self, at: np.ndarray) -> list[str]:
         """Nodes that hold any column of the rows at these positions."""
-        at, codes, before = _run(at), set(), None
+        some, codes, before = _run(at), set(), None
         for name in self.columns:
-            where = self["node", name][at]
+            where = self["node", name][some]
             if before is None or not np.array_equal(where, before):  # columns often lie together
                 codes.update(codes_in(where))
             before = where
