@@ -24,7 +24,7 @@ import rlkit as rk
 from rlkit import trace
 from rlkit.algo import clipped_policy_loss, group_relative
 
-MEDIAN_TOKENS, SIGMA, LEAST = 24, 0.7, 4  # lognormal: 1 of 100 prompts is 5 times the median
+MEDIAN_TOKENS, SIGMA, LEAST = 64, 1.0, 4  # lognormal: 1 of 100 prompts is 10 times the median
 PREPARE = ("score", "ref_logprobs")
 
 
@@ -57,7 +57,8 @@ class Loop:
     """GRPO in the parts of a schedule."""
 
     def __init__(self, cluster: Any, args: argparse.Namespace) -> None:
-        model = rk.models.tiny(pretrained="reverse_digits")
+        spec = replace(rk.models.tiny().spec, max_positions=args.most_tokens + 32)
+        model = rk.models.tiny(spec=spec)
         self.args, self.task = args, rk.tasks.reverse_digits(length=6)
         self.rollout = cluster.spawn(
             rk.RolloutWorker, model, engine=LongTailed, max_new_tokens=args.most_tokens
@@ -73,8 +74,8 @@ class Loop:
 
     def prepare(self, batch: Any) -> None:
         """Rewards, logprobs of the reference, advantages."""
-        batch["rewards"] = rk.score(partial(reward, seconds=self.args.reward_s), batch)
         batch["ref_logprobs"] = self.reference.compute_logprobs(batch)
+        batch["rewards"] = rk.score(partial(reward, seconds=self.args.reward_s), batch)
         batch["advantages"] = batch.expand(group_relative(batch["rewards"], batch["group_ids"]))
 
     def train(self, batch: Any) -> dict[str, float]:
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=32, help="prompts a step")
     parser.add_argument("--n", type=int, default=8, help="responses a prompt")
     parser.add_argument("--least", type=int, default=4, help="groups of a chunk at least")
-    parser.add_argument("--most-tokens", type=int, default=100)
+    parser.add_argument("--most-tokens", type=int, default=800)
     parser.add_argument("--reward-s", type=float, default=0.005, help="of each response")
     parser.add_argument("--picture", type=Path, default=Path("build/streamed.png"))
     args = parser.parse_args()

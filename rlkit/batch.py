@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlkit import planning
 from rlkit.checks import whole
-from rlkit.columns import META, Applied, check_shape
+from rlkit.columns import META, SHAPES, Applied, check_shape
 from rlkit.html import table
 from rlkit.store import Column, Part
 from rlkit.table import ColumnTable
@@ -189,8 +189,11 @@ class Batch(ColumnTable):
         for name in names:
             if name not in META:
                 self._column(name)
+        rows = self._derive(np.arange(len(self)))  # a column still being computed need not be sent
+        needed = {*names, *SHAPES}
+        rows.columns = {name: column for name, column in self.columns.items() if name in needed}
         return self.store.apply(
-            Applied(fn, names, whole_groups), self, getattr(fn, "__name__", "apply")
+            Applied(fn, names, whole_groups), rows, getattr(fn, "__name__", "apply")
         )
 
     # ---- means with the step's denominators ----

@@ -37,6 +37,9 @@ WRITTEN_BY = {
 }
 """Column -> the stage that writes it, for the error of a skipped stage."""
 
+SHAPES = ("prompt_ids", "response_ids", "response_mask")
+"""Columns that say how long the rows of others are, and where a value a response is spread."""
+
 MAX_GROUP_ID = 1 << 47  # with 16 bits of a sample's number a uid stays below 2^63
 META = ("uid", "group_ids", "policy_version")
 """Columns that identify a row; they travel with the batch."""

@@ -8,7 +8,7 @@ still being computed. A store keeps the values; it is in memory here, one actor 
 import copy
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,10 @@ class LocalStore:
         part.fresh = False
         weakref.finalize(part, self.shelf.free, key)
         return part
+
+    def put_all(self, uids: np.ndarray, columns: Mapping[str, Rows]) -> dict[str, Part]:
+        """``put`` of several columns of the same rows."""
+        return {name: self.put(name, uids, rows) for name, rows in columns.items()}
 
     def fetch(self, requests: Sequence[tuple[Part, np.ndarray]]) -> list[Rows]:
         """For each (part, uids [N]) the rows of those uids, in order."""

@@ -49,6 +49,10 @@ class RowStore(Protocol):
         """Keep rows [N] of ``uids`` [N] under a new key."""
         ...
 
+    def put_all(self, uids: "np.ndarray", columns: "Mapping[str, Rows]") -> "dict[str, Part]":
+        """``put`` of several columns of the same rows at once."""
+        ...
+
     def fetch(self, requests: "Sequence[tuple[Part, np.ndarray]]") -> "list[Rows]":
         """For each (part, uids) those rows, in that order."""
         ...

@@ -18,10 +18,10 @@ from typing import Any
 
 from rlkit.cluster.controllers import ControllerActor, newest
 from rlkit.cluster.shared import opened, shared
-from rlkit.dock import Graph, TransferDock
-from rlkit.dock.messages import ClosedError
+from rlkit.dock import Graph, TransferDock, samplers
+from rlkit.dock.messages import ClosedError, Request
 from rlkit.dock.traffic import DRIVER
-from rlkit.dock.transport import Reply, ledger_node
+from rlkit.dock.transport import Reply, check_options, ledger_node
 from rlkit.functions import ship
 
 logger = logging.getLogger("rlkit.dock")
@@ -54,11 +54,7 @@ class RayDockTransport:
         """``store`` is the cluster's, ``names`` those of its actors by node. ``capacity``: rows
         that may wait for each stage of the graph.
         """
-        if capacity is not None and graph is None:
-            raise ValueError(
-                f"capacity: got {capacity} without a graph, need one: rows wait for its stages. "
-                "Pass graph=, such as rlkit.dock.GRPO."
-            )
+        check_options(graph=graph, capacity=capacity, lease_s=lease_s)
         self.name = f"dock-{uuid.uuid4().hex[:8]}"
         self.nodes, self.graph, self.capacity = tuple(store.actors), graph, capacity
         self.store, self.timeout_s, self._closed = store, timeout_s, False
@@ -160,6 +156,12 @@ class RayDockTransport:
             if value is not reply.value:
                 found[node] = Reply(value, time.perf_counter() - start)
         return found
+
+    def tell(self, method: str, calls: Mapping[str, tuple[Any, ...]]) -> None:
+        """Call ``method`` of the warehouses of some nodes, and wait for nothing."""
+        self._check_open(method)
+        for node, args in calls.items():
+            self._warehouses[node].of_dock.remote(self.name, method, args, {})
 
     def _every(
         self, send: Callable[[str], Any], names: Iterable[str], method: str, options: Any
@@ -264,6 +266,9 @@ def _opened(value: Any, again: Any, what: str, limit_s: float) -> Any:
 
 
 def _sendable(value: Any) -> Any:
-    """A request with its sampler by value."""
-    sampler = getattr(value, "sampler", None)
-    return value if sampler is None else replace(value, sampler=ship(sampler))
+    """A request with its sampler by value, if that is not one of rlkit's."""
+    if not isinstance(value, Request):
+        return value
+    fn = getattr(value.sampler, "func", value.sampler)  # of a partial
+    known = getattr(fn, "__module__", None) == samplers.__name__
+    return value if known else replace(value, sampler=ship(value.sampler))

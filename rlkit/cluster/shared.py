@@ -48,12 +48,18 @@ def opened(value: Any) -> Any:
     Of an object that lies on another node a copy comes to this one.
     """
 
+    handed_on: list[Handed] = []
+    _each(lambda x: handed_on.append(x) if isinstance(x, Handed) else None, value)
+    if not handed_on:
+        return value
+    import ray
+
+    arrived = iter(ray.get([x.ref for x in handed_on]))  # all at once
+
     def load(x: Any) -> Any:
         if not isinstance(x, Handed):
             return x
-        import ray
-
-        found: Any = ray.get(x.ref)
+        found: Any = next(arrived)
         rows = SharedRows(found.values, found.lengths)
         object.__setattr__(rows, "ref", x.ref)
         return rows

@@ -8,7 +8,7 @@ import time
 import uuid
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,9 +49,10 @@ class StoreActor:
             found = getattr(self._docks[dock], method)(*map(opened, args), **options)
             return found if by_value else handed(found)
 
-    def put(self, key: str, uids: np.ndarray, rows: Rows) -> None:
-        """Keep rows under ``key``."""
-        self.shelf.put(key, uids, opened(rows))
+    def put(self, uids: np.ndarray, rows: Mapping[str, Any]) -> None:
+        """Keep rows under their keys."""
+        for key, each in opened(rows).items():
+            self.shelf.put(key, uids, each)
 
     def get(self, requests: Sequence[tuple[str, np.ndarray]], *, by_value: bool = False) -> Any:
         """Rows of each (key, uids); of a dock's rows the key is ``DOCK:COLUMN``."""
@@ -128,13 +129,23 @@ class RayStore:
 
     def put(self, name: str, uids: np.ndarray, rows: Rows) -> Part:
         """Keep rows on this node."""
-        self._check_open(f"writing {name!r}")
-        key = new_key(name, f"{self._name}.{os.getpid()}")
-        with trace.span("store/put", rows=len(uids), bytes=rows.nbytes):
-            sent = self.actors[self.place].put.remote(key, uids, shared(rows))
-            self._get([sent], f"writing {name!r}")
-        part = Part(key=key, place=self.place, uids=uids, rows=rows, name=name)
-        return self.adopt(part) if self.owner else part
+        return self.put_all(uids, {name: rows})[name]
+
+    def put_all(self, uids: np.ndarray, columns: Mapping[str, Rows]) -> dict[str, Part]:
+        """``put`` of several columns of the same rows, in one message."""
+        what = f"writing {', '.join(map(repr, columns))}"
+        self._check_open(what)
+        owner = f"{self._name}.{os.getpid()}"
+        keys = {name: new_key(name, owner) for name in columns}
+        nbytes = sum(rows.nbytes for rows in columns.values())
+        with trace.span("store/put", rows=len(uids), bytes=nbytes):
+            rows = shared({key: columns[name] for name, key in keys.items()})
+            self._get([self.actors[self.place].put.remote(uids, rows)], what)
+        parts = {
+            name: Part(key=key, place=self.place, uids=uids, rows=columns[name], name=name)
+            for name, key in keys.items()
+        }
+        return {n: self.adopt(part) for n, part in parts.items()} if self.owner else parts
 
     def adopt(self, part: Part) -> Part:
         """Own the rows of a part that a worker wrote: they are freed when nothing here names it.

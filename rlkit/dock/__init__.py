@@ -4,8 +4,9 @@
 ``predicted_traffic`` says what a flow will move.
 """
 
-from rlkit.dock.dock import CentralDock, Lease, TransferDock
+from rlkit.dock.dock import CentralDock, TransferDock
 from rlkit.dock.heartbeat import keep_alive
+from rlkit.dock.lease import Lease
 from rlkit.dock.messages import Peers, StaleLeaseError
 from rlkit.dock.traffic import GRPO, Graph, Size, Stage, predicted_traffic
 from rlkit.dock.transport import LocalTransport

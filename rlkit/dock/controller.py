@@ -14,15 +14,17 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.dock.arrivals import Arrivals
 from rlkit.dock.leases import Leases
 from rlkit.dock.messages import Grant, Held, Notice, Places, Request, Shortage
 from rlkit.dock.room import Room
 from rlkit.dock.rowtable import RowTable
+from rlkit.dock.samplers import checked
 from rlkit.dock.view import View
 
 logger = logging.getLogger("rlkit.dock")
 
-MAX_RETIRED = 1 << 18  # rows whose late writes are recognised: 32 batches of 8,192
+MAX_WITHDRAWN = 100  # requests whose interrupted call may still be on its way here
 
 
 class Controller:
@@ -41,12 +43,11 @@ class Controller:
         outlive this process before anybody is told of it.
         """
         self.stage = stage
-        self._table, self._room = RowTable(), Room(capacity)
+        self._arrivals, self._room = Arrivals(), Room(capacity)
         self._leases = Leases(stage, lease_s=lease_s, commit=commit)
         self._lease_s, self._clock = lease_s, clock
-        self._changed = threading.Condition()
-        self._retired: dict[int, None] = {}
-        self._frozen_until = -np.inf
+        self._changed, self._frozen_until = threading.Condition(), -np.inf
+        self._withdrawn: list[str] = []
 
     # ---- rows ----
 
@@ -57,15 +58,14 @@ class Controller:
         of date now: the writer frees both.
         """
         with self._changed:
-            late = np.zeros(0, dtype=np.int64)
-            if self._retired:
-                gone = np.fromiter((u in self._retired for u in notice.uids.tolist()), dtype=bool)
-                if gone.any():
-                    late, notice = notice.uids[gone], notice.at(np.flatnonzero(~gone))
+            found = self._arrivals.enter(notice)
             self._room.arrived(notice.uids)
-            moved = self._table.write(notice)
             self._changed.notify_all()
-            return late, moved
+            return found
+
+    @property
+    def _table(self) -> RowTable:
+        return self._arrivals.table
 
     def admit(
         self, uids: np.ndarray, group_ids: np.ndarray, *, timeout_s: float
@@ -95,9 +95,7 @@ class Controller:
             self._table.drop(uids)
             self._leases.forget(uids)
             if retired:
-                self._retired |= dict.fromkeys(uids.tolist())
-                while len(self._retired) > MAX_RETIRED:
-                    del self._retired[next(iter(self._retired))]
+                self._arrivals.retired.add(uids)
             self._changed.notify_all()
 
     def lost(self, node: str) -> np.ndarray:
@@ -117,10 +115,13 @@ class Controller:
                 if not missing:
                     return self._table.places(uids, columns)
                 waited_s = self._clock() - start
-                gone = tuple(sorted(self._retired.keys() & set(uids.tolist())))
+                gone = tuple(sorted(uids[self._arrivals.retired.among(uids)].tolist()))
                 if waited_s >= timeout_s or gone:
+                    there = self._table.find(uids)[1]
+                    missing = self._table.missing(uids[there], columns)
                     short = self._shortage(tuple(columns), len(uids), waited_s, missing)
-                    return replace(short, gone=gone)
+                    unknown = tuple(np.setdiff1d(uids[~there], gone).tolist())
+                    return replace(short, gone=gone, unknown=unknown)
                 self._changed.wait(timeout_s - waited_s)
 
     # ---- leases ----
@@ -132,6 +133,8 @@ class Controller:
             while True:
                 now = self._clock()
                 self._expire(now)
+                if request.id in self._withdrawn:  # nobody waits for it any more
+                    return self._short_of(request, now - start)
                 held = self._leases.of_peers(request, now) or self._take(request, now)
                 if held is not None:
                     places = self._table.places(held.uids, request.columns)
@@ -140,19 +143,20 @@ class Controller:
                     return self._short_of(request, now - start)
                 self._sleep(start + timeout_s - now, now)
 
+    def withdraw(self, request_id: str) -> None:
+        """Whoever asked was interrupted: what it got, or would get, is offered to others."""
+        with self._changed:
+            self._withdrawn = [*self._withdrawn[-MAX_WITHDRAWN:], request_id]
+            mine = [held for held in self._leases.open_ones() if held.asked == request_id]
+            self._release(mine, "was asked for by a call that was interrupted")
+
     def _take(self, request: Request, now: float) -> Held | None:
         """A new lease of rows that the sampler chose, if it chose enough."""
         mask = self._table.free(request.partition) & self._table.having(request.columns)
         if int(mask.sum()) < request.least:
             return None
         ready, at = self._table.ready(mask)
-        chosen = np.asarray(request.sampler(ready, request.n), dtype=np.int64)
-        distinct = np.count_nonzero(np.bincount(chosen, minlength=len(ready)))
-        if len(chosen) > request.n or distinct < len(chosen):
-            raise ValueError(
-                f"sampler: got {len(chosen)} positions, {distinct} of them distinct; need at most "
-                f"{request.n}, each once."
-            )
+        chosen = checked(request.sampler(ready, request.n), len(ready), request.n)
         if len(chosen) < max(1, request.least):
             return None
         held = self._leases.open(ready.uids[chosen], request, now)
@@ -197,8 +201,7 @@ class Controller:
             return self._release(mine, f"ended because {holder} died")
 
     def _expire(self, now: float) -> None:
-        over = self._leases.overdue(now)
-        if over:
+        if over := self._leases.overdue(now):
             self._release(over, "ran out without a heartbeat")
         self._room.expire(now)
 
@@ -240,7 +243,7 @@ class Controller:
     def snapshot(self) -> dict[str, Any]:
         """Consumed and leased rows, and the highest token; rows themselves are the warehouses'."""
         with self._changed:
-            return self._leases.snapshot() | {"retired": list(self._retired)}
+            return self._leases.snapshot() | {"retired": self._arrivals.retired.tolist()}
 
     def restore(self, notices: Sequence[Notice], state: Mapping[str, Any], *, leased: bool) -> None:
         """Take up rows from the warehouses' notices, and leases from a snapshot or a ledger.
@@ -249,9 +252,7 @@ class Controller:
         rows are offered again (a run starts again without them). Older tokens stay refused.
         """
         with self._changed:
-            self._table, self._retired = RowTable(), dict.fromkeys(state.get("retired", ()))
-            for notice in sorted(notices, key=lambda notice: notice.stamp):
-                self._table.write(notice)
+            self._arrivals = Arrivals(state.get("retired", ()), notices)
             held = {}
             for token, lease in state["leases"].items():
                 left = lease.uids[self._table.find(lease.uids)[1]]

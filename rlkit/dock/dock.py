@@ -7,6 +7,7 @@ controllers hear and tell where they are.
 import copy
 import os
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Self
@@ -14,11 +15,11 @@ from typing import Any, Self
 import numpy as np
 
 from rlkit.batch import Batch
-from rlkit.checks import whole
+from rlkit.checks import finite
 from rlkit.dock import inspector, recovery, writes
 from rlkit.dock.explain import short_of
+from rlkit.dock.lease import Lease, granted
 from rlkit.dock.messages import (
-    Grant,
     Notice,
     Peers,
     Places,
@@ -29,31 +30,18 @@ from rlkit.dock.messages import (
 from rlkit.dock.samplers import in_order
 from rlkit.dock.traffic import DRIVER, Traffic
 from rlkit.dock.transport import LocalTransport, Transport
-from rlkit.dock.values import assemble, handles_of, meta_of, rows_of, stamp_of, uids_of
-
-
-class Lease:
-    """Rows of one ``get``: ``batch`` has them; ``ack`` or ``nack`` answers for them."""
-
-    def __init__(self, grant: Grant, batch: Batch) -> None:
-        self.grant, self.batch = grant, batch
-
-    @property
-    def token(self) -> int:
-        """The fencing token: higher than that of every lease of this stage before."""
-        return self.grant.token
-
-    @property
-    def uids(self) -> np.ndarray:
-        """[N] int64."""
-        return self.batch.uids
-
-    def __len__(self) -> int:
-        return len(self.batch)
-
-    def __repr__(self) -> str:
-        grant = self.grant
-        return f"Lease({grant.token} of {grant.stage!r}: {len(self)} rows, held by {grant.holder})"
+from rlkit.dock.values import (
+    assemble,
+    columns_of,
+    handles_of,
+    meta_of,
+    names_of,
+    node_of,
+    rows_of,
+    stamp_of,
+    text,
+    uids_of,
+)
 
 
 class TransferDock:
@@ -70,7 +58,12 @@ class TransferDock:
     ) -> None:
         """Without a transport: one node in this process. ``holder`` names who takes leases."""
         self.transport = LocalTransport() if transport is None else transport
-        self.node = node or self.transport.here
+        if not hasattr(self.transport, "controllers"):
+            raise TypeError(
+                f"transport: got {type(transport).__name__}, need a transport, such as "
+                "LocalTransport(nodes, graph=...). On a cluster cluster.dock() has it."
+            )
+        self.node = node_of(node or self.transport.here, self.transport.nodes)
         self.holder = holder or f"{self.node}/{os.getpid()}.{threading.get_ident() % 10_000}"
         self.partition, self.timeout_s = partition, timeout_s
         self._inspector = inspector.Inspector()
@@ -80,7 +73,8 @@ class TransferDock:
     ) -> Self:
         """The same dock from another node, for another holder, or of another partition."""
         other = copy.copy(self)
-        other.node, other.holder = node or self.node, holder or self.holder
+        other.node = node_of(node or self.node, self.transport.nodes)
+        other.holder = holder or self.holder
         other.partition = partition or self.partition
         return other
 
@@ -110,12 +104,14 @@ class TransferDock:
         New rows belong to this dock's partition; ``group_ids`` and ``policy_version`` [N] stay as
         they are if left out (of new rows: the uid, 0). Waits while the stages' capacity is used up.
         """
-        uids = uids_of(uids)
+        uids, columns = uids_of(uids), columns_of(columns)
         given = meta_of("group_ids", group_ids, uids)
-        groups = uids if given is None else given
-        limit = self.timeout_s if timeout_s is None else timeout_s
+        groups, limit = uids if given is None else given, self._limit(timeout_s)
         writes.admit(self.transport, uids, groups, timeout_s=limit)
-        self._enter(columns, uids, stage, group_ids, policy_version)
+        self._enter(columns, uids, text("stage", stage), group_ids, policy_version)
+
+    def _limit(self, timeout_s: float | None) -> float:
+        return finite("timeout_s", self.timeout_s if timeout_s is None else timeout_s)
 
     def _enter(
         self,
@@ -129,9 +125,8 @@ class TransferDock:
         handles = {n: v for n, v in columns.items() if writes.is_handle(self.transport, v)}
         keeps = not self.transport.sends
         rows = {n: rows_of(n, v, uids, copy=keeps) for n, v in columns.items() if n not in handles}
-        home = self._home()
         notice = Notice(
-            node=home,
+            node=self._home(),
             stage=stage,
             uids=uids,
             columns={},
@@ -143,9 +138,7 @@ class TransferDock:
         if handles:
             writes.put_handles(self.transport, notice, handles)
         if rows:
-            seconds = writes.put_values(self.transport, notice, rows)
-            nbytes = sum(values.nbytes for values in rows.values())
-            self._count((stage, self.node, home), nbytes, seconds)
+            writes.put_values(self.transport, notice, rows, source=self.node)
 
     def fetch(
         self,
@@ -156,8 +149,10 @@ class TransferDock:
         stage: str = DRIVER,
     ) -> Batch:
         """Columns of rows by uid, once they are written; takes no lease."""
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        calls = {stage: (uids_of(uids), tuple(columns))}
+        uids, limit = uids_of(uids), self._limit(timeout_s)
+        if not len(uids):
+            raise ValueError("uids: got none, need at least one.")
+        calls = {text("stage", stage): (uids, names_of(columns))}
         found = self.transport.controllers("where", calls, timeout_s=limit)[stage].value
         if isinstance(found, Shortage):
             raise short_of(self.transport, found, "fetch")
@@ -179,14 +174,17 @@ class TransferDock:
         Waits until the sampler finds enough among the rows that nobody of the stage holds or has
         consumed. ``peers``: the processes of one model-parallel group get the same rows.
         """
-        n = whole("n", n, what="row")
+        limit = self._limit(timeout_s)
         request = Request(
-            columns=tuple(columns), n=n, least=n if least is None else whole("least", least),
-            holder=self.holder, sampler=sampler, partition=self.partition, peers=peers,
+            columns=names_of(columns), n=n, least=n if least is None else least, sampler=sampler,
+            holder=self.holder, partition=self.partition, peers=peers, id=uuid.uuid4().hex,
         )  # fmt: skip
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        calls = {consumer: (request,)}
-        grant = self.transport.controllers("get", calls, timeout_s=limit)[consumer].value
+        calls = {text("consumer", consumer): (request,)}
+        try:
+            grant = self.transport.controllers("get", calls, timeout_s=limit)[consumer].value
+        except KeyboardInterrupt:  # the controller may grant it yet
+            self.transport.controllers("withdraw", {consumer: (request.id,)})
+            raise
         if isinstance(grant, Shortage):
             raise short_of(self.transport, grant, "get")
         try:
@@ -202,10 +200,11 @@ class TransferDock:
         if self.transport.store is not None:
             told = self.transport.warehouses("describe", {n: (w,) for n, w in by_node.items()})
             return handles_of(places, self.transport.store, [r.value for r in told.values()])
-        replies = self.transport.warehouses("fetch", {n: (w,) for n, w in by_node.items()})
+        calls = {node: (wanted, (stage, self.node)) for node, wanted in by_node.items()}
+        replies = self.transport.warehouses("fetch", calls)
         for node, reply in replies.items():
-            nbytes = sum(rows.nbytes for rows in reply.value.values())
-            self._count((stage, node, self.node), nbytes, reply.seconds)
+            key = (stage, node, self.node)
+            writes.count_seconds(self.transport, key, node, reply.seconds)
         return assemble(places, {node: reply.value for node, reply in replies.items()})
 
     # ---- leases ----
@@ -215,14 +214,14 @@ class TransferDock:
 
         A training stage acknowledges when its weights are saved, or puts the dock back with them.
         """
-        grant, stage = lease.grant, lease.grant.stage
+        grant, stage = granted(lease), lease.grant.stage
         calls = {stage: (grant.token, grant.holder)}
         uids, nodes = self.transport.controllers("ack", calls)[stage].value
         recovery.release(self.transport, stage, uids, nodes)
 
     def nack(self, lease: Lease) -> None:
         """Give the rows back; they are offered again at once."""
-        grant = lease.grant
+        grant = granted(lease)
         self.transport.controllers("nack", {grant.stage: (grant.token, grant.holder)})
 
     def heartbeat(self) -> dict[str, list[int]]:
@@ -247,7 +246,7 @@ class TransferDock:
         Rows that the last stage of the graph is done with need not be. Put the prompts of the
         others again, under the same uids.
         """
-        return recovery.lost(self.transport, node)
+        return recovery.lost(self.transport, node_of(node, self.transport.nodes))
 
     def sweep(self) -> None:
         """Free rows whose last holder died between its ``ack`` and their release."""
@@ -286,11 +285,6 @@ class TransferDock:
 
     def _repr_html_(self) -> str:
         return self.look()._repr_html_()
-
-    def _count(self, key: tuple[str, str, str], nbytes: int, seconds: float) -> None:
-        moved = Traffic()
-        moved.count(key, nbytes, 1, seconds)
-        self.transport.warehouses("count", {self.node: (moved,)})
 
 
 class CentralDock(TransferDock):

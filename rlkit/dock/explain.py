@@ -4,15 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from rlkit.checks import did_you_mean
 from rlkit.columns import WRITTEN_BY
 from rlkit.dock.messages import Shortage
+from rlkit.dock.traffic import DRIVER
 from rlkit.dock.transport import Transport
-
-
-def few(uids: np.ndarray) -> str:
-    """At most five uids, and how many more."""
-    shown = ", ".join(map(str, uids[:5].tolist()))
-    return shown + (f" and {len(uids) - 5} more" if len(uids) > 5 else "")
+from rlkit.dock.values import few
 
 
 def rows(n: int) -> str:
@@ -49,6 +46,8 @@ def short_of(transport: Transport, short: Shortage, what: str) -> TimeoutError:
     unknown = [name for name in short.columns if name not in short.writers]
     if unknown:
         said.append(f"No row has {unknown}; there are {sorted(short.writers)}.")
+    if short.unknown:
+        said.append(f"Nobody has put rows {few(np.asarray(short.unknown))}.")
     if short.gone:
         said.append(f"Rows {few(np.asarray(short.gone))} were consumed by all stages, or cleared.")
     if what == "get" and not short.missing:
@@ -65,9 +64,24 @@ def _missing(transport: Transport, short: Shortage, column: str, uids: np.ndarra
     stage = stage or short.writers.get(column)
     said = f"{rows(len(uids))} without {column!r} (uids {few(uids)})"
     if stage is None:
-        return f"{said}; it is written by {WRITTEN_BY.get(column, 'a stage of yours')}: run it."
+        known = {*short.writers, *WRITTEN_BY}
+        near = "" if column in known else did_you_mean(column, known)
+        writer = WRITTEN_BY.get(column, "a stage of yours")
+        return f"{said}; it is written by {writer}: run it.{near}"
+    if stage == DRIVER:
+        return f"{said}; the driver puts it: put it for them, too."
     if stage not in transport.stages():
         return f"{said}; stage {stage!r} writes it: run it on them."
     told = transport.controllers("holders", {stage: (uids,)})[stage].value
     work = f"{who(told)}." if told else "nobody has leased them from it: is it running?"
-    return f"{said}; stage {stage!r} writes it, and {work}"
+    return f"{said}; stage {stage!r} writes it, and {work}{_waits(transport, short, stage)}"
+
+
+def _waits(transport: Transport, short: Shortage, stage: str) -> str:
+    """What a stage itself waits for: columns that no row has."""
+    graph = transport.graph
+    if graph is None:
+        return ""
+    reads = next((s.reads for s in graph.stages if s.name == stage), ())
+    absent = [f"{c!r} of stage {graph.writer(c)!r}" for c in reads if c not in short.writers]
+    return f" It needs {', '.join(absent)}, which no row has." if absent else ""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.dock.messages import Held, Request, StaleLeaseError
-from rlkit.dock.rowtable import find
+from rlkit.dock.uidmap import find
 
 MAX_ENDED = 1000  # ended leases whose end can still be explained
 
@@ -32,7 +32,7 @@ class Leases:
             seats[""] = now + self.lease_s
         held = Held(
             token=self._last, uids=uids, seats=seats, size=peers.size if peers else 1,
-            key=(peers.group, peers.call) if peers else None,
+            key=(peers.group, peers.call) if peers else None, asked=request.id,
         )  # fmt: skip
         self._keep(held)
         return held
@@ -62,6 +62,7 @@ class Leases:
         held = self._held.get(token)
         if held is None or held.done or holder not in held.seats:
             why = self._ended.get(token, "is not one of its own")
+            why = DONE if held is not None and held.done else why
             raise StaleLeaseError(
                 f"{self.stage}: {holder} answers for lease {token}, which {why}. Its rows may be "
                 "in other hands: throw the result away and call get again."

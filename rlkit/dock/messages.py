@@ -1,11 +1,13 @@
 """What controllers, warehouses and clients of the dock tell each other: metadata, never values."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from rlkit.checks import whole
+from rlkit.functions import Shipped
 from rlkit.rows import Rows
 
 
@@ -81,6 +83,25 @@ class Notice:
         )
 
 
+class Kinds:
+    """What each column's values are; the rows of one must agree, or none could read them all."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, str]] = {}
+
+    def check(self, notice: Notice, others: Callable[[str], int]) -> None:
+        """Enter a write's; TypeError if ``others(column)``, the number of other rows, is not 0."""
+        found = {name: (facts.kind, facts.dtype) for name, facts in notice.columns.items()}
+        for name, kind in found.items():
+            known = self._known.get(name, kind)
+            if known != kind and (num := others(name)):
+                raise TypeError(
+                    f"{name}: got {' '.join(kind)} values, need {' '.join(known)}, as {num} other "
+                    "rows have. Cast them where they are written, or use another name."
+                )
+        self._known |= found
+
+
 @dataclass(frozen=True, slots=True)
 class Peers:
     """Processes of one model-parallel group, which must get the same rows of one call."""
@@ -104,6 +125,18 @@ class Request:
     sampler: Any
     partition: str = "train"
     peers: Peers | None = None
+    id: str = ""
+    """Names the request, for ``withdraw``."""
+
+    def __post_init__(self) -> None:
+        whole("n", self.n, what="row")
+        if whole("least", self.least, what="row") > self.n:
+            raise ValueError(f"least: got {self.least} rows, need at most {self.n}, which is n.")
+        if not callable(self.sampler) and not isinstance(self.sampler, Shipped):
+            raise TypeError(
+                f"sampler: got {self.sampler!r}, need a function (rows, n) -> positions, such as "
+                "rlkit.dock.samplers.in_order."
+            )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,6 +150,8 @@ class Held:
     size: int = 1
     key: tuple[Any, ...] | None = None
     acked: frozenset[str] = frozenset()
+    asked: str = ""
+    """Id of the request that opened it."""
 
     @property
     def done(self) -> bool:
@@ -143,9 +178,13 @@ class Places:
     def by_node(self) -> dict[str, dict[str, np.ndarray]]:
         """Node -> column -> the uids to pull from there."""
         found: dict[str, dict[str, np.ndarray]] = {}
+        before, pieces = None, {}
         for column, codes in self.at.items():
-            for code in codes_in(codes):
-                found.setdefault(self.nodes[code], {})[column] = self.uids[codes == code]
+            if before is None or not np.array_equal(codes, before):  # else as of that column
+                pieces = {self.nodes[c]: self.uids[codes == c] for c in codes_in(codes)}
+            before = codes
+            for node, uids in pieces.items():
+                found.setdefault(node, {})[column] = uids
         return found
 
 
@@ -179,6 +218,8 @@ class Shortage:
     """Column -> the stage that wrote some rows of it."""
     gone: tuple[int, ...] = ()
     """Uids asked for that were freed or cleared."""
+    unknown: tuple[int, ...] = ()
+    """Uids asked for that nobody has put."""
 
 
 def codes_in(codes: np.ndarray) -> list[int]:

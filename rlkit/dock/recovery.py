@@ -71,6 +71,11 @@ def snapshot(transport: Transport) -> dict[str, Any]:
 
 def restore(transport: Transport, saved: Mapping[str, Any]) -> None:
     """Put rows and consumption back; what was leased is offered again, older tokens are refused."""
+    if not isinstance(saved, Mapping) or not {"rows", "stages"} <= saved.keys():
+        raise TypeError(
+            f"snapshot: got {type(saved).__name__}, need what dock.snapshot() returned. A dock in "
+            "a checkpoint comes back with Checkpointer.load(docks=...)."
+        )
     nodes = transport.nodes
     writes: dict[str, list[Any]] = {node: [] for node in nodes}
     for i, (node, found) in enumerate(sorted(saved["rows"].items())):

@@ -1,12 +1,14 @@
 """RowTable: a controller's metadata of all rows, as NumPy arrays in order of arrival."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from rlkit.dock.messages import Facts, Notice, Places, codes_in
 from rlkit.dock.samplers import Ready
+from rlkit.dock.uidmap import find, merged
 
 IDENTITY = ("uid", "group", "version", "partition", "token", "consumed")
 EMPTY = {"node": -1, "length": -1, "nbytes": 0, "stamp": 0}
@@ -51,8 +53,7 @@ class RowTable:
         at, there = self.find(notice.uids)
         if not there.all():
             at[~there] = self._add(notice.uids[~there], notice.partition)
-        if len(at) and at[-1] - at[0] == len(at) - 1 and (np.diff(at) == 1).all():
-            at = slice(at[0], at[-1] + 1)  # quicker than a position a row
+        at = _run(at)
         if notice.group_ids is not None:
             self["group"][at] = notice.group_ids
         if notice.versions is not None:
@@ -63,24 +64,50 @@ class RowTable:
                 moved.setdefault(self.nodes[code], {})[name] = uids
         return moved
 
-    def _enter(
-        self, name: str, facts: Facts, at: np.ndarray | slice, notice: Notice
-    ) -> dict[int, np.ndarray]:
-        """One column of a write; returns node's number -> uids whose values there are stale."""
+    def extend(self, notices: Iterable[Notice]) -> None:
+        """Enter writes of rows that are all new, those of one kind together."""
+        for _, some in itertools.groupby(notices, key=_kind):
+            alike = list(some)
+            first, sizes = alike[0], [len(notice.uids) for notice in alike]
+            slots = self._add(_all_of([notice.uids for notice in alike]), first.partition)
+            at = slice(len(self) - len(slots), len(self))
+            if first.group_ids is not None:
+                self["group"][at] = _all_of([notice.group_ids for notice in alike])
+            if first.versions is not None:
+                self["version"][at] = _all_of([notice.versions for notice in alike])
+            nodes = np.repeat([_code(self.nodes, notice.node) for notice in alike], sizes)
+            stamps = np.repeat([notice.stamp for notice in alike], sizes)
+            for name in first.columns:
+                facts = [notice.columns[name] for notice in alike]
+                self._open(name, first.stage)
+                self["node", name][at], self["stamp", name][at] = nodes, stamps
+                self["nbytes", name][at] = _all_of([each.nbytes for each in facts])
+                self["length", name][at] = _all_of([_lengths(each) for each in facts])
+
+    def _open(self, name: str, stage: str) -> None:
+        """Know a column, and who writes it."""
         if name not in self.columns:
             self.columns.append(name)
             size = len(self._facts["uid"])
             self._facts |= {(f, name): np.full(size, value) for f, value in EMPTY.items()}
-        self.writers[name] = notice.stage
-        node = _code(self.nodes, notice.node)
-        before, newer = self["node", name][at], self["stamp", name][at] <= notice.stamp
-        elsewhere = (before >= 0) & (before != node)
-        stale = np.where(elsewhere, np.where(newer, before, node), -1) if elsewhere.any() else None
-        lengths = np.full(len(newer), -1) if facts.lengths is None else facts.lengths
-        known = {"node": node, "length": lengths, "nbytes": facts.nbytes, "stamp": notice.stamp}
+        self.writers[name] = stage
+
+    def _enter(
+        self, name: str, facts: Facts, at: np.ndarray | slice, notice: Notice
+    ) -> dict[int, np.ndarray]:
+        """One column of a write; returns node's number -> uids whose values there are stale."""
+        self._open(name, notice.stage)
+        node, stale = _code(self.nodes, notice.node), None
+        known = {"node": node, "length": _lengths(facts), "nbytes": facts.nbytes}
+        known["stamp"] = notice.stamp
+        before = self["node", name][at]
+        if (before >= 0).any():
+            newer = self["stamp", name][at] <= notice.stamp
+            stale = np.where(before == node, -1, np.where(newer, before, node))
+            stale[before < 0] = -1
+            known = {f: np.where(newer, x, self[f, name][at]) for f, x in known.items()}
         for fact, values in known.items():
-            column = self[fact, name]
-            column[at] = values if newer.all() else np.where(newer, values, column[at])
+            self[fact, name][at] = values
         return {} if stale is None else {n: notice.uids[stale == n] for n in codes_in(stale)}
 
     def _add(self, uids: np.ndarray, partition: str) -> np.ndarray:
@@ -91,8 +118,9 @@ class RowTable:
         for fact, values in self._facts.items() if missing > 0 else ():
             room = np.full(max(missing, len(values)), _default(fact))
             self._facts[fact] = np.concatenate([values, room])
-        self["uid"][slots] = self["group"][slots] = uids
-        self["partition"][slots] = _code(self.partitions, partition)
+        at = slice(self._num_rows - len(uids), self._num_rows)
+        self["uid"][at] = self["group"][at] = uids
+        self["partition"][at] = _code(self.partitions, partition)
         self._sorted, self._slots = merged(self._sorted, self._slots, uids, slots)
         return slots
 
@@ -100,8 +128,11 @@ class RowTable:
         """Forget rows."""
         keep = np.ones(len(self), dtype=bool)
         keep[self.at(uids)] = False
-        self._facts = {f: np.append(self[f][keep], _default(f)) for f in self._facts}
-        self._num_rows = int(keep.sum())
+        left = np.flatnonzero(keep)
+        for fact, values in self._facts.items():  # in place: memory stays for the next rows
+            values[: len(left)] = values[left]
+            values[len(left) : len(self)] = _default(fact)
+        self._num_rows = len(left)
         self._slots = np.argsort(self["uid"], kind="stable")
         self._sorted = self["uid"][self._slots]
 
@@ -146,50 +177,63 @@ class RowTable:
     def ready(self, mask: np.ndarray) -> tuple[Ready, np.ndarray]:
         """What samplers see of the rows under ``mask``, and the positions of those."""
         at = np.flatnonzero(mask)
-        lengths = {name: self["length", name][at] for name in self.columns}
+        some = _run(at)
+        lengths = {name: self._copy(("length", name), some) for name in self.columns}
         tokens = np.zeros(len(at), dtype=np.int64)
         for name in ("prompt_ids", "response_ids"):
             if name in lengths:
                 tokens += np.maximum(lengths[name], 0)
-        found = Ready(self["uid"][at], self["group"][at], self["version"][at], tokens, lengths)
-        return found, at
+        uids, groups, versions = (self._copy(fact, some) for fact in ("uid", "group", "version"))
+        return Ready(uids, groups, versions, tokens, lengths), at
+
+    def _copy(self, fact: Any, at: np.ndarray | slice) -> np.ndarray:
+        """One fact of the rows at these positions, apart from this table."""
+        found = self[fact][at]
+        return found.copy() if isinstance(at, slice) else found
 
     def places(self, uids: np.ndarray, columns: Iterable[str]) -> Places:
         """Where ``columns`` of rows that are there lie."""
-        at = self.at(uids)
-        codes = {name: self["node", name][at] for name in columns}
-        return Places(uids, self["group"][at], self["version"][at], tuple(self.nodes), codes)
+        at = _run(self.at(uids))
+        codes = {name: self._copy(("node", name), at) for name in columns}
+        groups, versions = self._copy("group", at), self._copy("version", at)
+        return Places(uids, groups, versions, tuple(self.nodes), codes)
 
     def nodes_of(self, at: np.ndarray) -> list[str]:
         """Nodes that hold any column of the rows at these positions."""
-        codes = {code for name in self.columns for code in codes_in(self["node", name][at])}
+        some, codes, before = _run(at), set(), None
+        for name in self.columns:
+            where = self["node", name][some]
+            if before is None or not np.array_equal(where, before):  # columns often lie together
+                codes.update(codes_in(where))
+            before = where
         return [self.nodes[code] for code in sorted(codes)]
+
+
+def _kind(notice: Notice) -> tuple[Any, ...]:
+    """What writes that are entered together have in common."""
+    given = notice.group_ids is None, notice.versions is None
+    return notice.stage, notice.partition, given, tuple(notice.columns)
+
+
+def _all_of(arrays: Sequence[Any]) -> np.ndarray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _lengths(facts: Facts) -> np.ndarray:
+    return np.full(len(facts.nbytes), -1) if facts.lengths is None else facts.lengths
+
+
+def _run(at: np.ndarray) -> np.ndarray | slice:
+    """Positions one after another as a slice, which is quicker."""
+    if len(at) and at[-1] - at[0] == len(at) - 1 and (at[1:] > at[:-1]).all():
+        return slice(at[0], at[-1] + 1)
+    return at
 
 
 def _code(names: list[str], name: str) -> int:
     if name not in names:
         names.append(name)
     return names.index(name)
-
-
-def merged(
-    known: np.ndarray, values: np.ndarray, uids: np.ndarray, new: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Sorted ``known`` [R] and its values [R], with other ``uids`` [N] and their values [N]."""
-    both, all_values = np.concatenate([known, uids]), np.concatenate([values, new])
-    if (np.diff(both[max(0, len(known) - 1) :]) > 0).all():  # as most uids come: in order
-        return both, all_values
-    order = np.argsort(both, kind="stable")
-    return both[order], all_values[order]
-
-
-def find(known: np.ndarray, uids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Positions [N] of uids [N] in sorted ``known`` [R], and whether each is there."""
-    if len(uids) == len(known) and np.array_equal(known, uids):  # all of them, in order
-        return np.arange(len(known)), np.ones(len(known), dtype=bool)
-    at = np.searchsorted(known, uids)
-    at[at == len(known)] = 0
-    return at, (known[at] == uids) if len(known) else np.zeros(len(uids), dtype=bool)
 
 
 def _default(fact: Any) -> int:

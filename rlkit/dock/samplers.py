@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlkit.checks import whole
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -28,8 +30,28 @@ class Ready:
         return len(self.uids)
 
 
+def checked(chosen: object, num_rows: int, n: int) -> np.ndarray:
+    """What a sampler returned as positions [M], at most ``n`` of ``num_rows``, each once."""
+    at = np.asarray(chosen)
+    if at.ndim != 1 or (len(at) and at.dtype.kind not in "iu"):
+        raise TypeError(
+            f"sampler: got {at.dtype} of shape {at.shape}, need positions [M] of the rows it was "
+            "given, whole numbers."
+        )
+    at = at.astype(np.int64)
+    inside = at[(at >= 0) & (at < num_rows)]
+    distinct = np.count_nonzero(np.bincount(inside))
+    if len(at) > n or distinct < len(at):
+        raise ValueError(
+            f"sampler: got {len(at)} positions, {distinct} of them distinct and from 0 to "
+            f"{num_rows - 1}; need at most {n}, each once."
+        )
+    return at
+
+
 def units(rows: Ready, group_size: int) -> np.ndarray:
     """[U, group_size] positions: whole groups, in the order in which they became whole."""
+    group_size = whole("group_size", group_size, what="row")
     if group_size == 1:
         return np.arange(len(rows))[:, None]
     order = np.argsort(rows.group_ids, kind="stable")
@@ -43,8 +65,8 @@ def units(rows: Ready, group_size: int) -> np.ndarray:
             "Pass the number of responses a prompt."
         )
     starts = starts[counts == group_size]
-    whole = order[starts[:, None] + np.arange(group_size)]  # [U, group_size]
-    return whole[np.argsort(whole[:, -1], kind="stable")]
+    found = order[starts[:, None] + np.arange(group_size)]  # [U, group_size]
+    return found[np.argsort(found[:, -1], kind="stable")]
 
 
 def in_order(rows: Ready, n: int, *, group_size: int = 1) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rlkit.checks import finite, whole
 from rlkit.dock.controller import Controller
 from rlkit.dock.traffic import DRIVER, Graph
 from rlkit.dock.warehouse import Warehouse
@@ -61,10 +62,27 @@ class Transport(Protocol):
         """Call ``method`` of the warehouses of some nodes at once; node -> reply."""
         ...
 
+    def tell(self, method: str, calls: Mapping[str, tuple[Any, ...]]) -> None:
+        """Call ``method`` of the warehouses of some nodes, and wait for nothing."""
+        ...
+
 
 def ledger_node(stage: str, nodes: Sequence[str]) -> str:
     """The node whose warehouse keeps a stage's ledger: the same in every process."""
     return nodes[zlib.crc32(stage.encode()) % len(nodes)]
+
+
+def check_options(*, graph: Graph | None, capacity: int | None, lease_s: float) -> None:
+    """Errors of a dock's options."""
+    if finite("lease_s", lease_s) == 0:
+        raise ValueError("lease_s: got 0, need seconds above 0: a lease would end as it begins.")
+    if capacity is not None and graph is None:
+        raise ValueError(
+            f"capacity: got {capacity} without a graph, need one: rows wait for its stages. "
+            "Pass graph=, such as rlkit.dock.GRPO."
+        )
+    if capacity is not None:
+        whole("capacity", capacity, what="row")
 
 
 class LocalTransport:
@@ -82,11 +100,9 @@ class LocalTransport:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``capacity``: rows that may wait for each consumer of the graph."""
-        if capacity is not None and graph is None:
-            raise ValueError(
-                f"capacity: got {capacity} without a graph, need one: rows wait for its stages. "
-                "Pass graph=, such as rlkit.dock.GRPO."
-            )
+        check_options(graph=graph, capacity=capacity, lease_s=lease_s)
+        if isinstance(nodes, str) or not nodes:
+            raise ValueError(f"nodes: got {nodes!r}, need a list of names, at least one.")
         consumers = graph.consumers if graph else ()
         self.nodes, self.graph, self.here = tuple(nodes), graph, nodes[0]
         self._options: dict[str, Any] = {"lease_s": lease_s, "clock": clock}
@@ -143,6 +159,10 @@ class LocalTransport:
     ) -> dict[str, Reply]:
         """Call ``method`` of the warehouses of some nodes; node -> reply."""
         return _each(self._warehouses, method, calls, options)
+
+    def tell(self, method: str, calls: Mapping[str, tuple[Any, ...]]) -> None:
+        """``warehouses`` without an answer."""
+        self.warehouses(method, calls)
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -7,39 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.dock.messages import Facts, Held, Notice
-from rlkit.dock.rowtable import find, merged
+from rlkit.dock.messages import Facts, Held, Kinds, Notice
 from rlkit.dock.traffic import Traffic
+from rlkit.dock.uidmap import UidMap
 from rlkit.rows import Rows, concat
 from rlkit.shelf import Shelf
 from rlkit.store import Part, join
-
-
-class UidMap:
-    """uid -> int64, as sorted arrays."""
-
-    def __init__(self) -> None:
-        self.uids = self.values = np.zeros(0, dtype=np.int64)
-
-    def get(self, uids: np.ndarray, default: int) -> np.ndarray:
-        """Values [N] of uids [N]."""
-        at, there = find(self.uids, uids)
-        return np.where(there, self.values[at], default) if len(self.uids) else there + default
-
-    def set(self, uids: np.ndarray, values: np.ndarray | int) -> None:
-        """Enter values [N] of uids [N]."""
-        self.drop(uids)
-        new = np.broadcast_to(np.asarray(values, dtype=np.int64), uids.shape)
-        self.uids, self.values = merged(self.uids, self.values, uids, new)
-
-    def drop(self, uids: np.ndarray) -> None:
-        """Forget uids."""
-        if len(self.uids):
-            at, there = find(self.uids, uids)
-            if there.any():
-                keep = np.ones(len(self.uids), dtype=bool)
-                keep[at[there]] = False
-                self.uids, self.values = self.uids[keep], self.values[keep]
 
 
 class Warehouse:
@@ -67,14 +40,23 @@ class Warehouse:
         self._stages: dict[str, None] = {}
         self._ledgers: dict[str, dict[str, Any]] = {}
         self._parts: dict[str, Part] = {}  # of writes that were described, by key
-        self._traffic = Traffic()
+        self._traffic, self._kinds = Traffic(), Kinds()
         self._number = 0
 
     # ---- values ----
 
-    def put(self, notice: Notice, rows: Mapping[str, Rows]) -> tuple[str, ...]:
-        """Keep columns of N rows; returns the stages whose controllers must hear of it."""
+    def put(
+        self, notice: Notice, rows: Mapping[str, Rows], *, source: str | None = None
+    ) -> tuple[str, ...]:
+        """Keep columns of N rows; returns the stages whose controllers must hear of it.
+
+        ``source``: the node they came from, for the traffic.
+        """
         with self._lock:
+            self._kinds.check(notice, lambda name: self._others(name, notice.uids))
+            if source is not None:
+                nbytes = sum(values.nbytes for values in rows.values())
+                self._traffic.count((notice.stage, source, self.node), nbytes, 1)
             self._number += 1
             self._writes[self._number] = notice
             again = False
@@ -86,6 +68,10 @@ class Warehouse:
             if again:
                 self._sweep()
             return tuple(self._stages)
+
+    def _others(self, name: str, uids: np.ndarray) -> int:
+        """Rows here other than ``uids`` that have a column."""
+        return len(np.setdiff1d(self._where.get(name, UidMap()).uids, uids))
 
     def adopt(
         self, notice: Notice, found: Mapping[str, Sequence[tuple[str, np.ndarray]]]
@@ -124,14 +110,25 @@ class Warehouse:
                     found.setdefault(name, []).append(self._parts[key].restrict(mine))
         return found
 
-    def fetch(self, wanted: Mapping[str, np.ndarray]) -> dict[str, Rows]:
-        """Column -> rows of those uids, in that order."""
+    def fetch(
+        self, wanted: Mapping[str, np.ndarray], reader: tuple[str, str] | None = None
+    ) -> dict[str, Rows]:
+        """Column -> rows of those uids, in that order.
+
+        ``reader``: the stage and the node they go to, for the traffic.
+        """
         with self._lock:
             plans = {name: self._plan(name, uids) for name, uids in wanted.items()}
-        return {  # copies are made outside the lock
+        found = {  # copies are made outside the lock
             name: join([self.shelf.get(key, uids) for key, uids in keys], order, name=name)
             for name, (keys, order) in plans.items()
         }
+        if reader is not None:
+            moved = Traffic()
+            nbytes = sum(rows.nbytes for rows in found.values())
+            moved.count((reader[0], self.node, reader[1]), nbytes, 1)
+            self.count(moved)
+        return found
 
     def _plan(self, name: str, uids: np.ndarray) -> tuple[list[tuple[str, np.ndarray]], np.ndarray]:
         """Which rows of which write, and the order that sorts the joined answers."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlkit.dock.explain import no_room
 from rlkit.dock.messages import Facts, Notice
+from rlkit.dock.traffic import Traffic
 from rlkit.dock.transport import Transport
 from rlkit.rows import Rows
 from rlkit.store import Column
@@ -20,20 +21,30 @@ logger = logging.getLogger("rlkit.dock")
 def admit(transport: Transport, uids: np.ndarray, groups: np.ndarray, *, timeout_s: float) -> None:
     """Wait for room at every consumer of the graph; TimeoutError says who holds it."""
     graph = transport.graph
-    for stage in graph.consumers if graph and transport.capacity else ():
-        calls = {stage: (uids, groups)}
-        short = transport.controllers("admit", calls, timeout_s=timeout_s)[stage].value
-        if short is not None:
-            raise no_room(short, uids)
+    calls = dict.fromkeys(graph.consumers if graph and transport.capacity else (), (uids, groups))
+    for reply in transport.controllers("admit", calls, timeout_s=timeout_s).values():
+        if reply.value is not None:
+            raise no_room(reply.value, uids)
 
 
-def put_values(transport: Transport, notice: Notice, rows: Mapping[str, Rows]) -> float:
-    """Send rows to the warehouse of the notice's node; returns seconds until they were there."""
-    facts = {name: Facts.of(values) for name, values in rows.items()}
-    notice = notice.of(facts, node=notice.node)
-    reply = transport.warehouses("put", {notice.node: (notice, rows)})[notice.node]
+def put_values(
+    transport: Transport, notice: Notice, rows: Mapping[str, Rows], *, source: str
+) -> None:
+    """Send rows from the node ``source`` to the warehouse of the notice's."""
+    facts, home = {name: Facts.of(values) for name, values in rows.items()}, notice.node
+    notice = notice.of(facts, node=home)
+    reply = transport.warehouses("put", {home: (notice, rows)}, source=source)[home]
+    count_seconds(transport, (notice.stage, source, home), home, reply.seconds)
     _tell(transport, notice, reply.value)
-    return reply.seconds
+
+
+def count_seconds(
+    transport: Transport, key: tuple[str, str, str], node: str, seconds: float
+) -> None:
+    """Tell the warehouse that counted a message how long it took; nobody waits for that."""
+    spent = Traffic()
+    spent.count(key, 0, seconds=seconds)
+    transport.tell("count", {node: (spent,)})
 
 
 def put_handles(transport: Transport, notice: Notice, columns: Mapping[str, Column]) -> None:
@@ -50,7 +61,12 @@ def put_handles(transport: Transport, notice: Notice, columns: Mapping[str, Colu
 
 
 def _tell(transport: Transport, notice: Notice, stages: Sequence[str]) -> None:
-    told = transport.controllers("notice", dict.fromkeys(stages, (notice,)))
+    try:
+        told = transport.controllers("notice", dict.fromkeys(stages, (notice,)))
+    except TypeError:  # rows on other nodes have values of another kind
+        call = {notice.node: (notice.uids, list(notice.columns))}
+        transport.warehouses("free", call, before=notice.stamp + 1)
+        raise
     answers = [answer.value for answer in told.values()]
     late = [uids for uids, _ in answers if len(uids)]
     if late:

@@ -109,15 +109,13 @@ def batch_of(groups: Sequence[Group], tokenizer: Any, *, of: Asked | None = None
     uids = np.asarray([response.uid for response in responses], dtype=np.int64)
     columns = _repeated(groups, first) | _responses(responses, tokenizer)
     versions = [int(r.token_version.min()) if len(r.token_version) else 0 for r in responses]
+    parts = first.store.put_all(uids, columns)
     return Batch(
         uids,
         store=first.store,
         group_ids=np.asarray([g.group_id for g in groups for _ in g.uids], dtype=np.int64),
         policy_version=np.asarray(versions, dtype=np.int64),
-        columns={
-            name: Column(name, first.store, uids, [first.store.put(name, uids, rows)])
-            for name, rows in columns.items()
-        },
+        columns={name: Column(name, first.store, uids, [part]) for name, part in parts.items()},
     )
 
 

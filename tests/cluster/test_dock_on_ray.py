@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -143,6 +144,20 @@ def test_rows_whose_holder_gives_no_heartbeat_are_offered_again(hand, dock, uids
     again = dock.get("generate", ["answer"], 4, timeout_s=60)
     print(f"offered again after {time.monotonic() - start:.1f} s")
     assert sorted(again.uids) == uids.tolist()
+
+
+def test_an_interrupted_get_takes_none_of_the_rows_that_come_later(dock, uids):
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        dock.get("generate", ["answer"], 4, timeout_s=60)
+    dock.put({"answer": list("abcd")}, uids)
+    assert len(dock.get("generate", ["answer"], 4, timeout_s=2)) == 4  # leases last 4 s
+
+
+def test_values_of_another_dtype_are_refused_where_they_are_put(dock, uids):
+    dock.put({"judged": torch.zeros(2)}, uids[:2])
+    with pytest.raises(TypeError, match="judged: got scalar int64 values, need scalar float32"):
+        dock.put({"judged": [1, 0]}, uids[2:])
 
 
 def test_an_answer_that_comes_too_late_is_refused(dock, uids):

@@ -10,6 +10,9 @@ import torch
 
 import rlkit as rk
 from rlkit.batch import Batch
+from rlkit.rows import Rows
+from rlkit.store import Column
+from rlkit.workers.stages import stage
 
 pytestmark = pytest.mark.ray
 
@@ -37,6 +40,17 @@ class Source:
 
     def echo(self, value):
         return value
+
+
+class Slow:
+    """Takes its time over a column."""
+
+    @stage("later", column="later")
+    def later(self, batch):
+        time.sleep(1.5)
+        rows = Rows(torch.zeros(len(batch)))
+        part = batch.store.put("later", batch.uids, rows)
+        return Column("later", batch.store, batch.uids, [part])
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +132,12 @@ def test_batches_are_handles_whose_rows_stay_where_they_were_made(ray_cluster):
 def test_submit_of_a_method_that_yields_says_what_to_do(source):
     with pytest.raises(AttributeError, match=r"source\.count\(\.\.\.\) starts it, too"):
         source.submit.count(3)
+
+
+def test_a_column_that_is_being_computed_holds_up_no_function_of_others(source, ray_cluster):
+    slow = ray_cluster.spawn(Slow)
+    batch = Batch.from_columns({"x": torch.arange(3.0)}).on(ray_cluster.store)
+    batch["later"] = slow.later(batch)
+    doubled = batch.apply(lambda x: 2 * x, "x")
+    assert doubled.load().tensor.tolist() == [0.0, 2.0, 4.0]
+    assert batch.columns["later"].pending

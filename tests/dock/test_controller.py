@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 
 from rlkit.dock import LocalTransport, TransferDock
+from rlkit.dock.arrivals import Retired
 from rlkit.dock.controller import Controller
 from rlkit.dock.messages import Facts, Notice, Request
+from rlkit.dock.rowtable import EMPTY
 from rlkit.dock.samplers import in_order
 from rlkit.rows import Rows
 
@@ -50,3 +54,41 @@ def test_rows_keep_their_order_of_arrival_and_are_found_by_any_uid():
     assert there.tolist() == [True, False, True, False]
     assert table["uid"][at[there]].tolist() == [1, 299]
     assert controller.notice(notice("a", 2, [900, 901]))[0].tolist() == [900]
+
+
+def test_writes_that_wait_to_be_entered_together_are_as_if_entered_one_by_one():
+    together, apart = Controller("train"), Controller("train")
+    writes = [
+        notice("a", 1, range(4)),
+        notice("b", 2, range(4, 6), length=3),
+        replace(notice("b", 3, [6, 7]), group_ids=np.asarray([3, 3]), versions=np.asarray([1, 2])),
+        replace(notice("a", 4, [8]), stage="rollout", partition="eval"),
+        notice("a", 5, [9, 4]),
+    ]
+    for write in writes:
+        together.notice(write)
+        apart.notice(write)
+        apart.view()
+    one, other = together.view().table, apart.view().table
+    assert one.writers == other.writers
+    assert one.nodes == other.nodes
+    for fact in ("uid", "group", "version", "partition", *((f, "x") for f in EMPTY)):
+        assert one[fact].tolist() == other[fact].tolist(), fact
+
+
+def test_a_restored_controller_takes_a_known_row_for_known():
+    controller = Controller("train")
+    controller.restore([notice("a", 1)], {"leases": {}, "last": 0, "retired": [7]}, leased=True)
+    assert controller.notice(notice("a", 2))[0].tolist() == []
+    assert controller.notice(notice("a", 3, [7]))[0].tolist() == [7]
+    assert controller.view().num_rows == 2
+
+
+def test_retired_rows_are_known_however_many_came_after():
+    retired = Retired([3, 1])
+    retired.add(np.arange(10_000, 30_000))
+    retired.add(np.asarray([5]))
+    assert retired.among(np.asarray([1, 2, 3, 5, 29_999, 30_000])).tolist() == [
+        True, False, True, True, True, False,
+    ]  # fmt: skip
+    assert len(retired) == len(retired.tolist()) == 20_003

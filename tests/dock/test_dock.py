@@ -18,6 +18,7 @@ from rlkit.dock import (
     keep_alive,
     samplers,
 )
+from rlkit.dock.messages import Request
 from rlkit.dock.transport import ledger_node
 from rlkit.rows import Rows
 
@@ -650,3 +651,124 @@ def test_grpo_graph_consumers_are_in_order():
     assert GRPO.writer("ref_logprobs") == "reference"
     assert GRPO.writer("nothing") is None
     assert np.all([GRPO.sizes[c].nbytes(1, 1) > 0 for s in GRPO.stages for c in s.reads])
+
+
+# ---- what a caller may get wrong ----
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda d: d.put([1], [1]), TypeError, "columns: got list, need a dict"),
+        (lambda d: d.put({}, [1]), ValueError, "columns: got none"),
+        (lambda d: d.put({"x": "ab"}, [1, 2]), TypeError, "x: got str, need 2 values"),
+        (lambda d: d.put({"x": None}, [1]), TypeError, "x: got NoneType, need 1 values"),
+        (lambda d: d.put({3: [1]}, [1]), TypeError, "columns: got 3, need a name"),
+        (lambda d: d.put({"uid": [1]}, [1]), ValueError, "columns: got 'uid', which says what a"),
+        (lambda d: d.put({"x": [1, 2, 3]}, [1, 2, 1]), ValueError, "some of them twice: 1;"),
+        (lambda d: d.fetch([], ["x"]), ValueError, "uids: got none"),
+        (lambda d: d.fetch([0], "x"), TypeError, r"need a list of names: \['x'\]"),
+        (lambda d: d.get("s", "rewards", 1), TypeError, r"need a list of names: \['rewards'\]"),
+        (lambda d: d.get(None, ["x"], 1), TypeError, "consumer: got None"),
+        (lambda d: d.get("s", ["x"], 0), ValueError, "n: got 0"),
+        (lambda d: d.get("s", ["x"], 1, least=2), ValueError, "least: got 2 rows, need at most 1"),
+        (lambda d: d.get("s", ["x"], 1, "in_order"), TypeError, "sampler: got 'in_order', need a"),
+        (lambda d: d.get("s", ["x"], 1, lambda r, n: [0.5]), TypeError, "sampler: got float64"),
+        (lambda d: d.get("s", ["x"], 1, lambda r, n: [9]), ValueError, "1 positions, 0 of them"),
+        (lambda d: d.get("s", ["x"], 1, lambda r, n: [-1]), ValueError, "1 positions, 0 of them"),
+        (lambda d: d.get("s", ["x"], 9, timeout_s=float("nan")), ValueError, "timeout_s: got nan"),
+        (lambda d: d.get("s", ["x"], 1, timeout_s="1"), TypeError, "timeout_s: got '1'"),
+        (lambda d: d.ack(d.get("s", ["x"], 1).batch), TypeError, "lease: got Batch"),
+        (lambda d: d.at(node="b"), ValueError, "node: got 'b', need one of"),
+        (lambda d: d.lost("b"), ValueError, "node: got 'b', need one of"),
+        (lambda d: d.restore({}), TypeError, r"need what dock.snapshot\(\) returned"),
+        (lambda d: TransferDock(GRPO), TypeError, "transport: got Graph"),
+        (lambda d: LocalTransport("ab"), ValueError, "nodes: got 'ab'"),
+        (lambda d: LocalTransport(graph=GRPO, capacity=0), ValueError, "capacity: got 0"),
+        (lambda d: LocalTransport(lease_s=0), ValueError, "lease_s: got 0"),
+    ],
+)
+def test_a_wrong_call_says_what_is_needed_and_leaves_nothing_behind(call, error, said):
+    dock, _ = make_dock()
+    put_numbers(dock, range(3))
+    with pytest.raises(error, match=said):
+        call(dock)
+    dock.drop(dock.holder)
+    assert dock.get("s", ["x"], 3).batch["x"].tolist() == [0, 1, 2]
+
+
+def test_no_rows_are_put_as_none():
+    dock, _ = make_dock()
+    dock.put({"x": torch.zeros(0)}, [])
+    put_numbers(dock, range(2))
+    assert dock.get("s", ["x"], 2).batch["x"].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("where", ["a", "b"])
+def test_values_of_another_dtype_are_refused_while_other_rows_have_the_first(where):
+    dock, _ = make_dock(("a", "b"))
+    put_numbers(dock, range(2))
+    with pytest.raises(TypeError, match=r"x: got scalar float32 .* need scalar int64, as 2 other"):
+        dock.at(node=where).put({"x": torch.ones(2)}, [2, 3])
+    with pytest.raises(TypeError, match=r"x: got objects"):
+        dock.at(node=where).put({"x": ["a"]}, [0])
+    assert dock.get("s", ["x"], 2).batch["x"].dtype == torch.int64
+    assert sum(r.value["rows"] for r in stats(dock).values()) == 2
+    dock.put({"x": torch.ones(2)}, [0, 1])  # all of them
+    assert dock.fetch([0, 1], ["x"])["x"].dtype == torch.float32
+
+
+def test_rows_that_nobody_put_are_not_blamed_on_a_stage():
+    dock, _ = make_dock()
+    put_numbers(dock, range(2))
+    with pytest.raises(TimeoutError, match=r"Nobody has put rows 7\.$"):
+        dock.fetch([0, 7], ["x"])
+
+
+def test_a_name_that_is_nearly_right_is_answered_with_the_right_one():
+    dock, _ = make_dock()
+    put_numbers(dock, range(2))
+    with pytest.raises(TimeoutError, match=r"Did you mean 'rewards'\?"):
+        dock.get("train", ["x", "reward"], 2)
+
+
+def test_a_stage_that_itself_waits_for_a_stage_left_out_is_not_to_blame():
+    dock, _ = make_dock(graph=GRPO)
+    dock.put({"prompt_ids": torch.ones(2, 2)}, [0, 1])
+    dock.put({"response_ids": torch.ones(2, 2)}, [0, 1], stage="rollout")
+    with pytest.raises(TimeoutError, match=r"It needs 'rewards' of stage 'score', which no row"):
+        dock.get("train", ["response_ids", "advantages"], 2)
+
+
+def test_a_lease_that_was_acknowledged_is_not_given_back():
+    dock, _ = make_dock()
+    put_numbers(dock, range(2))
+    lease = dock.get("train", ["x"], 2)
+    dock.ack(lease)
+    with pytest.raises(StaleLeaseError, match="which was acknowledged"):
+        dock.nack(lease)
+
+
+def test_rows_granted_to_an_interrupted_get_are_offered_again():
+    dock, _ = make_dock()
+    put_numbers(dock, range(2))
+    controllers = dock.transport.controllers
+
+    def interrupted(method, calls, **options):
+        found = controllers(method, calls, **options)
+        if method == "get":
+            raise KeyboardInterrupt
+        return found
+
+    dock.transport.controllers = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        dock.get("train", ["x"], 2)
+    dock.transport.controllers = controllers
+    assert len(dock.at(holder="other").get("train", ["x"], 2)) == 2
+
+
+def test_an_interrupted_get_that_still_waits_gets_nothing():
+    controller = make_dock()[0].transport._controllers["driver"]
+    controller.withdraw("asked-1")
+    asked = Request(columns=(), n=1, least=1, holder="h", sampler=samplers.in_order, id="asked-1")
+    assert controller.get(asked, timeout_s=30).waited_s < 30
