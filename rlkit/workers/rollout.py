@@ -260,9 +260,9 @@ class RolloutWorker:
         meeting, rank = Rendezvous(host, port, name, size), first_rank + self.context.dp_rank
         self.link.join(meeting, rank, timeout_s=self.context.timeout_s)
 
-    def receive_weights(self, buckets: Sequence[Sequence[TensorFacts]]) -> None:
+    def receive_weights(self, buckets: Sequence[Sequence[TensorFacts]], link: str) -> None:
         """Receive buckets beside the weights in use, and compare their fingerprints."""
-        self.staged = weights.receive(self.link.get(), buckets, device=self.context.device)
+        self.staged = weights.receive(self.link.get(link), buckets, device=self.context.device)
 
     def stage_weights(
         self, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, int]]

@@ -125,8 +125,7 @@ def test_after_an_interrupt_in_a_part_every_group_is_trained(loop, part):
     backlog = Backlog(prompts)
     setattr(loop, part, fails(2, KeyboardInterrupt())(whole))
     with pytest.raises(KeyboardInterrupt):
-        for record in start(loop, backlog, executor=Inline()):
-            records.append(record)
+        records.extend(start(loop, backlog, executor=Inline()))  # keeps those before it
     setattr(loop, part, whole)
     loop.sync()
     rule = RULE.rebase(version=loop.actor.version)
