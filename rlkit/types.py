@@ -178,6 +178,14 @@ class Feed(Protocol):
         """Let generation go on for a while: groups finished since, whole; None: none."""
         ...
 
+    def mend(self, sync: Callable[[], object]) -> bool:
+        """Whether engines had died: they are started again, and get their weights by ``sync()``."""
+        ...
+
+    def close(self) -> None:
+        """Generate no more; forget the groups that were not taken."""
+        ...
+
 
 class Schedule(Protocol):
     """Orders the stages of a run: an iterator of one record a step."""

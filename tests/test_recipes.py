@@ -10,15 +10,16 @@ import pytest
 import torch
 
 import rlkit as rk
-from rlkit.recipes import DAPOConfig, GRPOConfig, PPOConfig
+from rlkit.recipes import AREALConfig, DAPOConfig, GRPOConfig, PPOConfig
 
 SMALL = {"steps": 2, "size": 2, "n": 2, "max_new_tokens": 4, "eval_every": 1, "eval_prompts": 4}
-CONFIGS = {"grpo": GRPOConfig, "ppo": PPOConfig, "dapo": DAPOConfig}
-MORE = {"grpo": {}, "ppo": {"kl_coef": 0.1}, "dapo": {"overlong_soft": 2}}
+CONFIGS = {"grpo": GRPOConfig, "ppo": PPOConfig, "dapo": DAPOConfig, "areal": AREALConfig}
+MORE = {"grpo": {}, "ppo": {"kl_coef": 0.1}, "dapo": {"overlong_soft": 2}, "areal": {}}
 PARTS = {
     "grpo": "actor, rollout, reference, resharder",
     "ppo": "actor, rollout, reference, critic, resharder",
     "dapo": "actor, rollout, resharder",
+    "areal": "actor, rollout, resharder",
 }
 each_recipe = pytest.mark.parametrize("recipe", CONFIGS)
 
@@ -96,7 +97,7 @@ def test_the_hash_of_the_loss_is_that_of_its_numbers(cluster, runs, recipe):
     assert hash_of() == runs[recipe].log.records[0]["actor/loss_hash"] != hash_of(clip_high=0.3)
 
 
-@each_recipe
+@pytest.mark.parametrize("recipe", ["grpo", "ppo", "dapo"])
 def test_a_run_stopped_and_gone_on_is_the_run_that_never_stopped(recipe, tmp_path):
     def run(steps, checkpoint=None):
         config = {"steps": steps, "lr": 1e-3, "save_every": 2, "size": 3}
@@ -115,6 +116,36 @@ def test_a_run_stopped_and_gone_on_is_the_run_that_never_stopped(recipe, tmp_pat
 def plain(log):
     timed = ("time/", "throughput/")
     return [{k: v for k, v in r.items() if not k.startswith(timed)} for r in log.records]
+
+
+def trained_groups(monkeypatch):
+    """Ids of the groups that actors train from now on, in order."""
+    found, update = [], rk.ActorWorker.update
+
+    def noting(self, batch, **options):
+        found.extend(dict.fromkeys(batch.meta["group_ids"].tolist()))
+        return update(self, batch, **options)
+
+    monkeypatch.setattr(rk.ActorWorker, "update", noting)
+    return found
+
+
+def test_an_asynchronous_run_gone_on_trains_every_group_once(tmp_path, monkeypatch):
+    found = trained_groups(monkeypatch)
+    config = {"save_every": 1, "size": 3}
+    for steps in (2, 4, 4, 7):
+        run = start("areal", config=config | {"steps": steps}, checkpoint=rk.Checkpointer(tmp_path))
+        assert run.actor.version == steps
+        assert not run.rollout._transport.worker.engine.uids
+    assert [record["step"] for record in run.log.records] == list(range(7))
+    assert len(found) == len(set(found)) == 21
+    assert max(found) - min(found) < 21 + 3 * 5  # the start of the stream: none is left out
+
+
+def test_an_asynchronous_run_without_staleness_trains_on_its_own_policy(cluster):
+    run = start("areal", cluster, config={"max_staleness": 0, "steps": 3})
+    assert all(record["staleness/head_steps"] == 0 for record in run.log.records)
+    assert run.log.records[-1]["policy/behaviour_weight_max"] == pytest.approx(1, abs=1e-3)
 
 
 def test_groups_left_over_are_trained_in_the_next_step(tmp_path):
@@ -218,6 +249,8 @@ def test_numbers_that_make_no_run_are_an_error_at_once(recipe, wrong, says):
         (PPOConfig, {"lam": 7}, "PPOConfig.lam: got 7, need a finite .* least 0 and at most 1"),
         (PPOConfig, {"gamma": -1}, "PPOConfig.gamma: got -1, need .* least 0 and at most 1"),
         (PPOConfig, {"value_clip": math.nan}, "value_clip: got nan, need a number above 0"),
+        (AREALConfig, {"max_staleness": -1}, "AREALConfig.max_staleness: got -1, need at least 0"),
+        (AREALConfig, {"max_age": -1}, "AREALConfig.max_age: got -1, need at least 0"),
         (DAPOConfig, {"n": 1}, "DAPOConfig.n: got 1, need at least 2 responses a prompt"),
         (DAPOConfig, {"max_rounds": 0}, "max_rounds: got 0, need at least 1 round"),
         (DAPOConfig, {"max_new_tokens": 8, "overlong_soft": 8}, "got 8, .* less than max_new_tok"),
@@ -281,7 +314,7 @@ def test_numbers_outside_the_config_say_where_they_go(cluster, recipe, options, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "steps"), [("ppo", 60), ("dapo", 30)])
+@pytest.mark.parametrize(("recipe", "steps"), [("ppo", 60), ("dapo", 30), ("areal", 40)])
 def test_reverse_digits_is_learnt(recipe, steps):
     task, model = rk.tasks.reverse_digits(length=6), rk.models.tiny(pretrained="reverse_digits")
     config = CONFIGS[recipe](steps=steps, eval_every=steps)

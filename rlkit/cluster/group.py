@@ -45,6 +45,8 @@ class Transport(Answers, Protocol):
 
     facts: list[dict[str, Any]]
     """What is known of each worker since it started."""
+    lost: str
+    """Why no call can succeed before a respawn; empty while all is well."""
 
     def build(self) -> None:
         """Make the workers."""
@@ -191,6 +193,11 @@ class WorkerGroup:
         return self._transport.processes
 
     @property
+    def lost(self) -> str:
+        """Which worker died, if one is known to have; then calls fail until a respawn."""
+        return self._transport.lost
+
+    @property
     def submit(self) -> "_Submit":
         """``group.submit.generate(prompts, n=8)`` starts the call and returns a Future."""
         return _Submit(self)
@@ -238,6 +245,11 @@ class WorkerGroup:
         kwargs = {key: outgoing(value, self._store) for key, value in kwargs.items()}
         stage = trace.label(stage_of(method, name))
         return self._transport.start(name, args, kwargs, stage, next(_calls)), batch
+
+    def respawn(self) -> None:
+        """What ``cluster.respawn(group)`` does."""
+        self._transport.check_open("respawn")
+        self._transport.respawn()
 
     def frame(self) -> Any:
         """DataFrame, a row a worker: name, rank, device, node, process id."""

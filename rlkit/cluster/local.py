@@ -87,6 +87,8 @@ class LocalCluster:
 class _InProcess:
     """Calls to one object of this process."""
 
+    lost = ""
+
     def __init__(self, cluster: LocalCluster, cls: type, args: Any, kwargs: Any, name: str) -> None:
         self.cluster, self.cls, self.args, self.kwargs, self.name = cluster, cls, args, kwargs, name
         self._lock = threading.RLock()  # a worker does one call at a time, whoever calls

@@ -130,8 +130,7 @@ class Pipeline:
         limit = self.timeout_s if timeout_s is None else timeout_s
         deadline = time.time() + limit
         while not call.ended:
-            left = deadline - time.time()
-            if left <= 0:
+            if (left := deadline - time.time()) <= 0:
                 self.give_up(call, limit)
             self._pump(min(left, 1.0))
         call.collected = True
@@ -139,6 +138,7 @@ class Pipeline:
         error, call.error = call.error, None
         answers, call.answers = call.answers, {}
         if error is not None:
+            self._free(answers)  # of ranks that did not fail
             raise error
         return [answers[rank] for rank in range(len(call.refs))]
 
@@ -259,10 +259,9 @@ class Pipeline:
 
     def _dead(self, call: Call) -> list[int]:
         """Ranks whose process is gone."""
-        from ray import exceptions
+        from ray.exceptions import RayActorError
 
-        died = exceptions.RayActorError
-        return sorted(rank for rank, a in call.answers.items() if isinstance(a, died))
+        return sorted(rank for rank, a in call.answers.items() if isinstance(a, RayActorError))
 
     def _error_of(self, call: Call) -> BaseException:
         """What the caller gets: a death, or the error of the rank that failed by itself."""
@@ -274,8 +273,7 @@ class Pipeline:
             return RuntimeError(f"{self.name}.{call.what}: {self._end()}")
         failed = [a for a in call.answers.values() if _is_error(a)]
         # A peer that saw its connection break is a consequence; the rank that raised is the cause.
-        causes = [a for a in failed if not (isinstance(a, Failure) and a.of_peer)]
-        first = (causes or failed)[0]
+        first = min(failed, key=lambda a: isinstance(a, Failure) and a.of_peer)
         return first.raised() if isinstance(first, Failure) else first
 
     def _lose(self, why: str) -> None:
@@ -294,6 +292,9 @@ class Pipeline:
                 "%s.%s failed, and nobody asks for its result: %s: %s",
                 self.name, call.what, type(error).__name__, error,
             )  # fmt: skip
-        for answer in call.answers.values():
+        self._free(call.answers)
+
+    def _free(self, answers: dict[int, Any]) -> None:
+        for answer in answers.values():
             if not _is_error(answer):
                 self._discard(answer)

@@ -167,6 +167,11 @@ class RayTransport:
             self.place = None
 
     @property
+    def lost(self) -> str:
+        """Which worker died, if one did."""
+        return self.pipeline.lost
+
+    @property
     def processes(self) -> tuple[Any, ...]:
         """What tells these processes from those of a respawned group."""
         return tuple((row["node_id"], row["pid"]) for row in self.facts)

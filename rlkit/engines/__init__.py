@@ -1,8 +1,7 @@
 """Engines: they generate."""
 
 from rlkit.engines.requests import Request, Response
-from rlkit.engines.serve import serve, too_old
 from rlkit.engines.torch_engine import TorchEngine
 from rlkit.engines.vllm_engine import VLLMEngine
 
-__all__ = ["Request", "Response", "TorchEngine", "VLLMEngine", "serve", "too_old"]
+__all__ = ["Request", "Response", "TorchEngine", "VLLMEngine"]

@@ -66,11 +66,6 @@ class TorchEngine:
         """Running rows, by slot."""
         return self.slots.rows
 
-    @property
-    def num_free(self) -> int:
-        """Slots that neither a running row has nor a waiting one will take."""
-        return max(0, self.max_rows - len(self.uids))
-
     def first_versions(self) -> dict[int, int]:
         """Uid -> version of the first, oldest token of every running row."""
         versions = self.slots["versions"][:, :1].flatten().tolist()

@@ -93,7 +93,8 @@ def dapo(
             batch["advantages"] = batch.expand(advantages)
             metrics = actor.update(batch, loss_fn=loss_fn, minibatches=config.minibatches)
             resharder.reshard()
-            loop.end_step(step, metrics | filled.metrics, batch, carried=surplus)
+            later = {} if surplus is None else {"carried": surplus}
+            loop.end_step(step, metrics | filled.metrics, batch, batches=later)
     return run
 
 

@@ -146,9 +146,14 @@ class Loop:
         return restored
 
     def end_step(
-        self, step: int, metrics: StepMetrics, batch: Batch, *, carried: Batch | None = None
+        self,
+        step: int,
+        metrics: StepMetrics,
+        batch: Batch,
+        *,
+        batches: Mapping[str, Batch] | None = None,
     ) -> None:
-        """Evaluate and save if it is time to, and log; ``carried`` rows are trained later."""
+        """Evaluate and save if it is time to, and log; rows of ``batches`` are trained later."""
         run, config = self.run, self.config
         metrics = metrics | {"response/length_mean_tokens": batch.lengths("response_ids").mean()}
         if config.eval_every and (step + 1) % config.eval_every == 0:
@@ -157,7 +162,6 @@ class Loop:
         due = config.save_every and (step + 1) % config.save_every == 0
         due = due or step + 1 == config.steps
         if self.checkpoint is not None and due:
-            batches = {} if carried is None else {"carried": carried}
             counters = {"config": self._facts()}
             self.checkpoint.save(step, **self._state(), batches=batches, counters=counters)
         if self.on_step is not None:

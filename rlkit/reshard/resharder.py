@@ -52,6 +52,7 @@ class Resharder:
         self.source, self.target = source, target
         self.bucket_bytes = int(bucket_mib * 2**20)
         self._plan: WholePlan | None = None
+        self._name = f"weights-{uuid.uuid4().hex[:8]}"  # of the link: a source may have several
         self._link: tuple[Any, ...] | None = None  # processes the open link connects
         self._published = 0  # version of the last move
 
@@ -98,8 +99,8 @@ class Resharder:
             return
         self._connect()
         _all_or_none(
-            lambda: self.target.submit.receive_weights(plan.buckets),
-            lambda: self.source.submit.send_weights(plan.buckets),
+            lambda: self.target.submit.receive_weights(plan.buckets, self._name),
+            lambda: self.source.submit.send_weights(plan.buckets, self._name),
         )
 
     def _connect(self) -> None:
@@ -111,8 +112,7 @@ class Resharder:
         if self._link == processes:
             return
         host, port = _first(self.source.meet_targets())
-        name, size = f"weights-{uuid.uuid4().hex[:8]}", 1 + len(self.target)
-        join = (host, port, name, size)
+        join = (host, port, self._name, 1 + len(self.target))
         _all_or_none(
             lambda: self.target.submit.join_link(*join, 1),
             lambda: self.source.submit.join_link(*join, 0),

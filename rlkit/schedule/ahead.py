@@ -1,11 +1,11 @@
 """Schedules that generate ahead of training: one step, or as far as a bound on staleness allows."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
+from rlkit.schedule.backlog import Backlog
 from rlkit.schedule.executors import Threads
 from rlkit.schedule.in_turn import Record
 from rlkit.schedule.stale import staleness_metrics
@@ -14,6 +14,8 @@ from rlkit.types import Executor, Feed, Handle
 
 WAIT_S = 600.0
 """How long nothing may happen before a schedule says what it waits for."""
+STOP_S = 30.0
+"""How long a schedule that is left waits for generation to come to a halt."""
 
 
 def one_step_off(
@@ -36,20 +38,21 @@ def one_step_off(
         coming = None if first is None else runs.submit(rollout_step, first)
         step = 0
         while coming is not None:
-            batch = _ended(runs, coming, "generation")
+            _wait(runs, [coming], f"the generation of step {step}")
+            batch = coming.result()
             following = next(asked, None)
             coming = None if following is None else runs.submit(rollout_step, following)
             prepare(batch)
             metrics = runs.run(train_step, batch)
             if coming is not None:
-                _wait(runs, [coming], "generation")
+                _wait(runs, [coming], f"the generation of step {step + 1}")
             sync()
             yield {"step": step, "batch": batch, **metrics}
             step += 1
 
 
 def asynchronous(
-    prompts: Iterable[Any],
+    prompts: Iterable[Any] | Backlog,
     feed: Feed,
     prepare: Callable[[Any], None],
     train_step: Callable[[Any], Mapping[str, Any]],
@@ -67,18 +70,21 @@ def asynchronous(
     that the rule's ``stale_policy`` leaves. ``sync()`` hands over weights while responses are half
     written, if the engine allows it, and holds up generation for just that. Records end with the
     prompts; those that could fill no step are left.
+
+    However it ends, nothing half written stays in the engines. With a ``Backlog`` as ``prompts``
+    nothing of that is lost: another loop goes on with it. Engines that die are started again, get
+    the weights by ``sync()``, and generate what they had.
     """
+    backlog = prompts if isinstance(prompts, Backlog) else Backlog(prompts)
     with closing(executor or Threads()) as runs:
-        line = _Line(prompts, feed, prepare, runs, rule)
+        line = _Line(backlog, feed, prepare, sync, runs, rule)
         try:
-            while True:
-                batch = line.take()
-                if batch is None:
-                    return
+            while (batch := line.take()) is not None:
                 step = line.rule.version
                 ages = staleness_metrics(batch, version=step)
+                ages["staleness/dropped_groups"] = float(line.rule.dropped)
                 metrics = runs.run(train_step, batch)
-                line.hand_over(sync)
+                line.hand_over()
                 yield {"step": step, "batch": batch, **ages, **metrics}
         finally:
             line.stop()
@@ -91,20 +97,22 @@ class _Line:
 
     def __init__(
         self,
-        prompts: Iterable[Any],
+        backlog: Backlog,
         feed: Feed,
         prepare: Callable[[Any], None],
+        sync: Callable[[], object],
         runs: Executor,
         rule: StalenessRule,
     ) -> None:
-        self.rule, self._runs, self._feed, self._prepare = rule, runs, feed, prepare
-        self._prompts = _one_by_one(prompts)
-        self._ready: list[Any] = []
-        self._changed = threading.Condition()
+        self.rule = rule.rebase(version=rule.version, untrained=len(backlog.ready))
+        self._backlog, self._changed = backlog, backlog.changed
+        self._feed, self._prepare, self._sync, self._runs = feed, prepare, sync, runs
+        self._chosen: list[Any] = []  # in the hands of the trainer
         self._turn: Handle | None = None
         self._preparing: list[Handle] = []
         self._stopped = self._exhausted = self._holding = False
-        self._go_on()
+        with self._changed:  # else a turn that is quick puts the next one in its place before us
+            self._go_on()
 
     # ---- turns: submit, generate, prepare ----
 
@@ -121,70 +129,80 @@ class _Line:
     def _one_turn(self) -> None:
         prompts = []
         while not self._stopped and self._may_submit():
-            prompt = next(self._prompts, None)
             with self._changed:
+                prompt = self._backlog.begin()
                 self._exhausted = prompt is None
                 if prompt is not None:
                     self.rule = self.rule.submit()
                     prompts.append(prompt)
+        if self._stopped:
+            return
         if prompts:
             self._feed.add(prompts[0].concat(prompts))
         chunk = self._feed.advance() if self._feed.num_running else None
         with self._changed:
-            if chunk is not None:
+            if chunk is not None and not self._stopped:
                 self._preparing.append(self._runs.submit(self._finish, chunk))
             self._go_on()
 
     def _finish(self, chunk: Any) -> None:
         """Prepare finished groups; they are ready then."""
-        self._prepare(chunk)
-        groups = list(chunk.groups())
+        if not self._stopped:
+            self._prepare(chunk)
         with self._changed:
-            self.rule = self.rule.accept(len(groups))
-            self._ready += groups
+            if not self._stopped:
+                groups = list(chunk.groups())
+                self.rule = self.rule.accept(len(groups))
+                self._backlog.finish(groups)
 
     # ---- what the trainer does ----
 
     def take(self) -> Any:
         """The oldest groups of a step in one batch; None: there will be no more full ones."""
-        chosen: list[Any] = []
-        needed, start_s = self.rule.groups_per_step, time.monotonic()
+        start_s = time.monotonic()
         while True:
             with self._changed:
-                start_s = time.monotonic() if self._ready else start_s
-                self._choose(chosen)
-                if len(chosen) == needed:
-                    return chosen[0].concat(chosen)
+                start_s = time.monotonic() if self._backlog.ready else start_s
+                self._choose()
+                missing = self.rule.groups_per_step - len(self._chosen)
+                if not missing:
+                    return self._chosen[0].concat(self._chosen)
                 if self._turn is None:
                     self._go_on()
                 handles = [*self._preparing, *([self._turn] if self._turn else [])]
             if not handles:
                 return None
+            what = f"{missing} more groups of {self._feed!r}"
+            if self._preparing:
+                what += f", {len(self._preparing)} batches of which are being prepared"
             left_s = WAIT_S - (time.monotonic() - start_s)
-            more = f"{needed - len(chosen)} more groups of {self._feed!r}"
-            for handle in _wait(self._runs, handles, more, timeout_s=left_s):
-                handle.result()  # its error, if it has one
-                with self._changed:
-                    self._preparing = [each for each in self._preparing if each is not handle]
+            for handle in _wait(self._runs, handles, what, timeout_s=left_s):
+                self._end(handle)
 
-    def _choose(self, chosen: list[Any]) -> None:
-        """Move ready groups to ``chosen``, oldest first, until there are enough."""
-        rule = self.rule
-        self._ready.sort(key=lambda group: int(group.meta["policy_version"].min()))
-        while self._ready and len(chosen) < rule.groups_per_step:
+    def _choose(self) -> None:
+        """Take ready groups, oldest first, until there are enough."""
+        rule, ready = self.rule, self._backlog.ready
+        ready.sort(key=lambda group: int(group.meta["policy_version"].min()))
+        while ready and len(self._chosen) < rule.groups_per_step:
             group = rule.stale_policy(
-                self._ready.pop(0), version=rule.version, max_staleness=rule.max_staleness
+                ready.pop(0), version=rule.version, max_staleness=rule.max_staleness
             )
             if group is None:
                 self.rule = self.rule.drop_accepted()
             else:
-                chosen.append(group)
+                self._chosen.append(group)
 
-    def hand_over(self, sync: Callable[[], object]) -> None:
-        """New weights to the engines; the next version begins."""
+    def hand_over(self) -> None:
+        """What was taken is trained: new weights to the engines; the next version begins."""
+        self._chosen = []
         if not self._feed.interrupts:
             self._drain()
-        sync()
+        try:
+            if not self._mended():
+                self._sync()
+        except Exception:
+            if not self._mended():
+                raise
         with self._changed:
             self.rule, self._holding = self.rule.advance(), False
             if self._turn is None:
@@ -196,21 +214,39 @@ class _Line:
             self._holding = True
         while (turn := self._turn) is not None:
             _wait(self._runs, [turn], f"what {self._feed!r} still generates")
-            if turn is self._turn and turn.done():
-                turn.result()
-                return
+            self._end(turn)
+
+    # ---- how calls and the loop end ----
+
+    def _end(self, handle: Handle) -> None:
+        """Raise the error of a call, if it has one that new engines do not mend."""
+        try:
+            handle.result()
+        except Exception:
+            if handle is not self._turn or not self._mended():
+                raise
+        with self._changed:
+            self._preparing = [each for each in self._preparing if each is not handle]
+
+    def _mended(self) -> bool:
+        """Whether engines had died; then they are new and have the weights, and turns go on."""
+        if not self._feed.mend(self._sync):
+            return False
+        with self._changed:
+            if self._turn is not None and self._turn.done():  # it failed, else it had gone on
+                self._go_on()
+        return True
 
     def stop(self) -> None:
-        """Start no more turns; what runs ends by itself."""
+        """Start no more turns; what was not trained is the backlog's again."""
         with self._changed:
             self._stopped = True
-
-
-def _one_by_one(prompts: Iterable[Any]) -> Iterator[Any]:
-    """Prompts of batches of any size, one at a time."""
-    for batch in prompts:
-        for i in range(len(batch)):
-            yield batch.select([i])
+        try:
+            if self._turn is not None:
+                self._runs.wait([self._turn], timeout_s=STOP_S)
+            self._feed.close()
+        finally:
+            self._backlog.give_back(self._chosen)
 
 
 def _wait(
@@ -219,12 +255,7 @@ def _wait(
     done = runs.wait(handles, timeout_s=timeout_s) if timeout_s > 0 else []
     if not done:
         raise TimeoutError(
-            f"schedule: waited {WAIT_S:.0f} s for {what}, and nothing came. Look at the engines: "
+            f"schedule: waited {WAIT_S:g} s for {what}, and nothing came. Look at the engines: "
             "are they paused, or a worker stuck? cluster.frame() lists them."
         )
     return done
-
-
-def _ended(runs: Executor, handle: Handle, what: str) -> Any:
-    _wait(runs, [handle], what)
-    return handle.result()

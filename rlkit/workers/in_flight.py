@@ -1,8 +1,8 @@
 """Groups that an engine generates: from prompts' rows to the rows of finished groups."""
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlkit.batch import Batch
-from rlkit.engines.requests import Response
+from rlkit.engines.requests import Request, Response
 from rlkit.rows import Rows, concat
 from rlkit.store import Column
 
@@ -23,6 +23,8 @@ class Asked:
     """Of the call."""
     columns: dict[str, Rows]
     store: Any
+    kept: bool
+    """Whether its groups outlast an error of another call: no call waits for them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +35,13 @@ class Group:
     row: int
     """Of the prompt among those asked with it."""
     group_id: int
-    uids: list[int]
+    request: Request
     done: dict[int, Response] = field(default_factory=dict)
+
+    @property
+    def uids(self) -> Sequence[int]:
+        """Of its responses."""
+        return self.request.uids
 
     @property
     def whole(self) -> bool:
@@ -56,14 +63,14 @@ class InFlight:
         """Responses that have not ended."""
         return len(self._of)
 
-    def add(self, prompts: Batch, uids: np.ndarray) -> Asked:
-        """Expect responses ``uids`` [P, n] to P prompts."""
+    def add(self, prompts: Batch, requests: Sequence[Request], *, kept: bool) -> Asked:
+        """Expect the responses to P prompts, a request each."""
         columns = {name: column.load(prompts.uids) for name, column in prompts.columns.items()}
-        asked = Asked(next(self._calls), columns, prompts.store)
+        asked = Asked(next(self._calls), columns, prompts.store, kept)
         ids = prompts.meta["group_ids"].tolist()
-        for row, (group_id, mine) in enumerate(zip(ids, uids.tolist(), strict=True)):
-            group = Group(asked, row, group_id, mine)
-            self._of |= dict.fromkeys(mine, group)
+        for row, (group_id, request) in enumerate(zip(ids, requests, strict=True)):
+            group = Group(asked, row, group_id, request)
+            self._of |= dict.fromkeys(request.uids, group)
         return asked
 
     def note(self, response: Response) -> None:
@@ -85,17 +92,44 @@ class InFlight:
         return sum(group.asked is asked for group in self.finished)
 
     def take(self, asked: Asked | None = None) -> list[Group]:
-        """The finished groups, or those of one call, in the order of call and row."""
-        mine = [group for group in self.finished if asked is None or group.asked is asked]
+        """The finished groups of one call, or all that are kept, in the order of call and row."""
+        mine = [g for g in self.finished if g.asked is asked or (asked is None and g.asked.kept)]
         self.finished = [group for group in self.finished if group not in mine]
         return sorted(mine, key=lambda group: (group.asked.number, group.row))
 
+    def kept(self) -> set[int]:
+        """Ids of the groups that are kept and not taken."""
+        groups = itertools.chain(self._of.values(), self.finished)
+        return {group.group_id for group in groups if group.asked.kept}
+
+    def left(self, uids: Collection[int] | None = None) -> list[Request]:
+        """What is still wanted of groups that are kept, of these ``uids`` or all."""
+        groups = dict.fromkeys(group for group in self._of.values() if group.asked.kept)
+        found = []
+        for group in groups:
+            wanted = [u for u in group.uids if u not in group.done and (uids is None or u in uids)]
+            if wanted:
+                found.append(replace(group.request, uids=wanted))
+        return found
+
     def drop(self, asked: Asked) -> list[int]:
         """Forget the groups of one call; their uids that had not ended."""
-        left = [uid for uid, group in self._of.items() if group.asked is asked]
-        for uid in left:
+        return self._forget(lambda group: group.asked is asked)
+
+    def drop_kept(self) -> list[int]:
+        """Forget the groups that are kept; their uids that had not ended."""
+        return self._forget(lambda group: group.asked.kept)
+
+    def drop_calls(self) -> None:
+        """Forget all groups that are not kept."""
+        self._forget(lambda group: not group.asked.kept)
+
+    def _forget(self, which: Callable[[Group], bool]) -> list[int]:
+        gone = [uid for uid, group in self._of.items() if which(group)]
+        left = [uid for uid in gone if uid not in self._of[uid].done]
+        for uid in gone:
             del self._of[uid]
-        self.finished = [group for group in self.finished if group.asked is not asked]
+        self.finished = [group for group in self.finished if not which(group)]
         return left
 
 

@@ -1,7 +1,7 @@
 """RolloutWorker: prompts in, responses out."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from rlkit.engines.requests import Request
 from rlkit.engines.torch_engine import TorchEngine
 from rlkit.models.pretrained import Pretrained
 from rlkit.reshard.plan import TensorFacts, facts_of
+from rlkit.shield import shield
 from rlkit.workers import memory, weights
 from rlkit.workers.context import Rendezvous, WorkerContext
 from rlkit.workers.in_flight import Asked, InFlight, batch_of
@@ -26,10 +27,7 @@ UID_BITS = 16  # uid = group id, then the sample's number in its group
 def reserve_samples(
     prompts: Batch, *, n: int = 1, first_sample: Any = None, **others: Any
 ) -> dict[str, Any]:
-    """On the driver, before prompts are handed out.
-
-    Number the samples, so that drawing again gives new uids.
-    """
+    """On the driver, before prompts go out: number the samples, so that each draw has new uids."""
     if not isinstance(prompts, Batch):
         raise TypeError(
             f"generate: got {type(prompts).__name__}, need a batch of prompts: of a task, or "
@@ -93,7 +91,7 @@ class RolloutWorker:
         try:
             self.engine.generate(requests, on_response=self.in_flight.note)
         except BaseException:
-            self.in_flight = InFlight()  # the engine has aborted all of them
+            self._recover()
             raise
         return batch_of(self.in_flight.take(asked), self.tokenizer, of=asked)
 
@@ -145,18 +143,32 @@ class RolloutWorker:
     ) -> None:
         """Queue ``n`` responses to each prompt beside those that run; ``advance`` generates.
 
-        ``ranks`` [P]: the worker that gets each prompt, by default an equal share.
+        ``ranks`` [P]: the worker that gets each prompt, by default an equal share. An error or an
+        interrupt of another call lets what is half written of them begin again.
         """
-        _, requests = self._ask(prompts, n, temperature, max_new_tokens, first_sample, ranks=ranks)
-        for request in requests:
-            self.engine.add(request)
+        asked, requests = self._ask(
+            prompts, n, temperature, max_new_tokens, first_sample, ranks=ranks, kept=True
+        )
+        try:
+            for request in requests:
+                self.engine.add(request)
+        except BaseException:
+            self.engine.abort(self.in_flight.drop(asked))
+            raise
 
     @stage("generate")
-    def advance(self, *, seconds: float = 0.1, least: int = 1) -> Batch | None:
+    def advance(
+        self, *, seconds: float = 0.1, least: int = 1, max_age: int | None = None
+    ) -> Batch | None:
         """Generate for up to ``seconds`` or until ``least`` groups are finished; those, whole.
 
-        Between two calls the weights may change: what is half written goes on under the new ones.
+        Between two calls the weights may change: what is half written goes on under the new ones,
+        but for responses whose first token is more than ``max_age`` versions old, which begin again
+        (partial rollout with a maximum age, MindSpeed RL).
         """
+        if max_age is not None:
+            now, first = self.version, self.engine.first_versions()
+            self._begin_again({uid for uid in first if now - first[uid] > max_age})
         end_s = time.monotonic() + seconds
         while self.in_flight.running and len(self.in_flight.finished) < least:
             if time.monotonic() > end_s:
@@ -165,10 +177,36 @@ class RolloutWorker:
         groups = self.in_flight.take()
         return batch_of(groups, self.tokenizer) if groups else None
 
+    def begun(self) -> list[int]:
+        """Ids of the groups of ``begin`` that ``advance`` has not given yet."""
+        return sorted(self.in_flight.kept())
+
+    def abort(self) -> None:
+        """Forget the groups of ``begin``, and end what is half written of them."""
+        self.engine.abort(self.in_flight.drop_kept())
+
     def _step(self) -> None:
         self.engine.check_awake()
-        for response in self.engine.step():
-            self.in_flight.note(response)
+        try:
+            with shield:  # rows that the engine has let go of are noted
+                for response in self.engine.step():
+                    self.in_flight.note(response)
+        except Exception:
+            self._recover()
+            raise
+
+    def _recover(self) -> None:
+        """After an error in the engine: nothing runs, and groups of ``begin`` begin again."""
+        self.engine.abort()
+        self.in_flight.drop_calls()
+        self._begin_again()
+
+    def _begin_again(self, uids: Collection[int] | None = None) -> None:
+        """Responses of ``begin`` that have not ended, of these ``uids`` or all."""
+        again = self.in_flight.left(uids)
+        self.engine.abort([uid for request in again for uid in request.uids])
+        for request in again:
+            self.engine.add(request)
 
     def _ask(
         self,
@@ -179,6 +217,7 @@ class RolloutWorker:
         first_sample: np.ndarray | None,
         *,
         ranks: np.ndarray | None = None,
+        kept: bool = False,
     ) -> tuple[Asked, list[Request]]:
         """This rank's prompts as groups in flight, and a request for each."""
         if first_sample is None:
@@ -195,10 +234,10 @@ class RolloutWorker:
             mine = np.flatnonzero(ranks == rank)
         uids = (prompts.meta["group_ids"] << UID_BITS) + first_sample
         uids, prompts = uids[mine, None] + np.arange(n), prompts.select(mine)  # [P, n]
-        asked = self.in_flight.add(prompts, uids)
         ids = prompts._column("prompt_ids").load(prompts.uids).unpack()
         pairs = zip(ids, uids.tolist(), strict=True)
-        return asked, [Request(prompt.tolist(), own, sampling) for prompt, own in pairs]
+        requests = [Request(prompt.tolist(), own, sampling) for prompt, own in pairs]
+        return self.in_flight.add(prompts, requests, kept=kept), requests
 
     def load_weights(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
         """Replace the engine's weights as a whole and advance its version."""
@@ -221,9 +260,9 @@ class RolloutWorker:
         meeting, rank = Rendezvous(host, port, name, size), first_rank + self.context.dp_rank
         self.link.join(meeting, rank, timeout_s=self.context.timeout_s)
 
-    def receive_weights(self, buckets: Sequence[Sequence[TensorFacts]]) -> None:
+    def receive_weights(self, buckets: Sequence[Sequence[TensorFacts]], link: str) -> None:
         """Receive buckets beside the weights in use, and compare their fingerprints."""
-        self.staged = weights.receive(self.link.get(), buckets, device=self.context.device)
+        self.staged = weights.receive(self.link.get(link), buckets, device=self.context.device)
 
     def stage_weights(
         self, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, int]]

@@ -218,10 +218,10 @@ class ActorWorker(Trainer):
             meeting = Rendezvous(host, port, name, size)
             self.link.join(meeting, first_rank, timeout_s=self.context.timeout_s)
 
-    def send_weights(self, buckets: Sequence[Sequence[TensorFacts]]) -> None:
-        """Send buckets of weights over the link, from this group's first rank."""
+    def send_weights(self, buckets: Sequence[Sequence[TensorFacts]], link: str) -> None:
+        """Send buckets of weights over the link of that name, from this group's first rank."""
         if self.context.dp_rank == 0:
-            weights.send(self.link.get(), self.weights(), buckets)
+            weights.send(self.link.get(link), self.weights(), buckets)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> Path:
         """Write a Hugging Face checkpoint folder."""

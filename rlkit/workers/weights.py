@@ -41,11 +41,11 @@ def receive(
 
 
 class Link:
-    """A worker's end of the process group that weights travel over."""
+    """A worker's ends of the process groups that weights travel over, by the resharder's name."""
 
     def __init__(self, *, device: str) -> None:
         self.device = device
-        self.group: Collective | None = None
+        self.groups: dict[str, tuple[Collective, Any]] = {}  # with the meeting point of rank 0
         self._store: Any = None
 
     def meet(self, *, timeout_s: float) -> tuple[str, int]:
@@ -57,13 +57,14 @@ class Link:
     def join(self, meeting: Rendezvous, rank: int, *, timeout_s: float) -> None:
         """Enter the group as ``rank``; rank 0 is where the meeting point is."""
         store = self._store if rank == 0 else None
-        self.group = meeting.join(rank, device=self.device, timeout_s=timeout_s, store=store)
+        group = meeting.join(rank, device=self.device, timeout_s=timeout_s, store=store)
+        self.groups[meeting.name] = group, store
 
-    def get(self) -> Collective:
+    def get(self, name: str) -> Collective:
         """The group, or an error if nobody joined it."""
-        if self.group is None:
+        if name not in self.groups:
             raise RuntimeError("reshard: this worker has joined no link; call Resharder.reshard().")
-        return self.group
+        return self.groups[name][0]
 
 
 def own_address() -> str:

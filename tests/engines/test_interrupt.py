@@ -1,4 +1,4 @@
-"""Weights that arrive while rows run, and rows that have become too old."""
+"""Weights that arrive while rows run, and how old the rows are then."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from small_models import FAMILIES, as_batch, make_model
 from small_requests import generate, make_engine, make_requests, run_tokens, tokens
 
 import rlkit as rk
-from rlkit.engines import Request, too_old
+from rlkit.engines import Request
 from rlkit.engines.sampling import noise, sample
 
 OLD, NEW = make_model(seed=1, max_positions=160), make_model(seed=2, max_positions=160)
@@ -204,31 +204,20 @@ def test_weights_stay_where_they_are_in_memory():  # faults G7
         assert torch.equal(tensor, NEW.weights[name])
 
 
-# ---- rows that have become too old ----
+# ---- how old rows are ----
 
 
-def test_rows_older_than_the_maximum_age_are_named():
-    assert too_old({1: 3, 2: 5, 3: 4}, version=6, max_age=2) == [1]
-
-
-@given(st.dictionaries(st.integers(), st.integers(0, 9)), st.integers(9, 20), st.integers(0, 20))
-def test_no_row_is_too_old_that_is_within_the_age(first, version, max_age):
-    old = set(too_old(first, version=version, max_age=max_age))
-    assert all((version - first[uid] > max_age) == (uid in old) for uid in first)
-
-
-def test_an_engine_without_rows_has_none_that_are_old():
+def test_an_engine_without_rows_has_no_first_versions():
     assert make_engine(OLD).first_versions() == {}
 
 
-def test_a_row_that_became_too_old_is_started_again_by_the_new_weights():
+def test_a_row_may_be_aborted_by_its_age_and_begin_again_under_the_new_weights():
     request = make_requests(1, max_new_tokens=10)[0]
     engine = start([request], steps=3)
     engine.load_weights(NEW.weights, version=2)
     engine.step()
     assert engine.first_versions() == {0: 0}
-    old = too_old(engine.first_versions(), version=engine.version, max_age=1)
-    (ended,) = engine.abort(old)
+    (ended,) = engine.abort([0])
     assert ended.token_version.tolist() == [0, 0, 0, 2]
     engine.add(request)
     assert tokens(finish(engine)) == tokens(generate([request], model=NEW))

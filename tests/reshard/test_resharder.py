@@ -21,8 +21,8 @@ def pair(cluster, rollout_class=rk.RolloutWorker, n=1, **options):
 class LosesTheLastTensor(rk.RolloutWorker):
     """Fails on one rank after the weights arrived."""
 
-    def receive_weights(self, buckets):
-        super().receive_weights(buckets)
+    def receive_weights(self, buckets, link):
+        super().receive_weights(buckets, link)
         if self.context.dp_rank == 1:
             self.staged = None
             raise ConnectionError("cable pulled")
@@ -133,7 +133,7 @@ def test_an_older_version_is_taken_and_said(caplog):
 class FailsBeforeItReceives(rk.RolloutWorker):
     """Leaves the sender alone in its broadcast."""
 
-    def receive_weights(self, buckets):
+    def receive_weights(self, buckets, link):
         raise ConnectionError("no cable")
 
 

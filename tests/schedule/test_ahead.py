@@ -35,6 +35,12 @@ class SlowFeed:
         self.loop.events.append("turn")
         return self.loop.rollout.generate(self.waiting.pop(0), n=4)
 
+    def mend(self, sync):
+        return False
+
+    def close(self):
+        self.waiting.clear()
+
 
 def run(loop, rule, *, steps=3, feed=None, executor=None, size=6):
     prompts = loop.prompts(steps, size=size)
@@ -200,4 +206,6 @@ def test_the_feed_says_which_group_is_twice(cluster):
     feed.add(prompts)
     with pytest.raises(ValueError, match="which is being generated"):
         feed.add(prompts)
-    assert "6 on rollout/0" in repr(feed)
+    assert "6 waiting" in repr(feed)
+    feed.advance()
+    assert "on rollout/0" in repr(feed)

@@ -1,4 +1,4 @@
-"""Requests that come and go while others run: callbacks, abort, groups pulled."""
+"""Requests that come and go while others run: callbacks and abort."""
 
 import pytest
 import torch
@@ -8,15 +8,9 @@ from small_models import as_batch, make_model
 from small_requests import generate, make_engine, make_requests, tokens
 
 import rlkit as rk
-from rlkit.engines import Request, serve
+from rlkit.engines import Request
 
 MODEL = make_model()
-
-
-def pull_from(requests):
-    """The next of the requests, None after the last."""
-    left = iter(requests)
-    return lambda: next(left, None)
 
 
 def drain(engine):
@@ -49,7 +43,7 @@ def test_any_order_of_add_step_and_abort_samples_what_each_request_would_alone(m
         assert response.finish_reason == "abort"
         assert ids == alone[response.uid][: len(ids)]
     assert not engine.uids
-    assert engine.num_free == rows
+    assert not engine.rows
 
 
 # ---- callbacks ----
@@ -149,92 +143,3 @@ def test_the_most_likely_token_alone_is_greedy():
         )
     ]
     assert len({tuple(r.token_ids.tolist()) for r in generate(requests, model=MODEL)}) == 1
-
-
-# ---- groups ----
-
-
-@settings(max_examples=15)
-@given(st.lists(st.integers(1, 4), max_size=8), st.integers(4, 9))
-def test_served_groups_come_whole_each_once(sizes, max_rows):
-    firsts = [sum(sizes[:i]) for i in range(len(sizes))]
-    how = rk.SamplingParams(stop_token_ids=tuple(range(8)))
-    requests = [
-        Request([3 + i], range(first, first + size), how)
-        for i, (first, size) in enumerate(zip(firsts, sizes, strict=True))
-    ]
-    served = list(serve(make_engine(MODEL, max_rows=max_rows), pull_from(requests)))
-    for request, responses in served:
-        assert [r.uid for r in responses] == [*request.uids]
-    assert sorted(request.uids[0] for request, _ in served) == firsts
-    together = {uid: ids for _, responses in served for uid, ids in tokens(responses).items()}
-    assert together == tokens(generate(requests, model=MODEL))
-
-
-def test_a_group_is_given_as_soon_as_its_last_response_ends():
-    short, long = (
-        Request([3], [uid], rk.SamplingParams(max_new_tokens=num)) for uid, num in ((0, 20), (1, 3))
-    )
-    served = [request.uids for request, _ in serve(make_engine(MODEL), pull_from([short, long]))]
-    assert served == [[1], [0]]
-
-
-def test_slots_are_filled_and_no_more_than_one_group_waits():
-    requests, most = make_requests(12, n=2, stop=range(8)), []
-    engine = make_engine(MODEL, max_rows=5)
-    for _ in serve(engine, pull_from(requests)):
-        most.append((len(engine.rows), len(engine.waiting)))
-    assert max(rows for rows, _ in most) >= 4
-    assert max(waiting for _, waiting in most) <= 1
-
-
-def test_two_engines_share_groups_by_how_fast_they_are():
-    requests = make_requests(20, max_new_tokens=6)
-    pull, given = pull_from(requests), {"quick": [], "slow": []}
-    engines = {"quick": make_engine(MODEL, max_rows=4), "slow": make_engine(MODEL, max_rows=1)}
-    running = {name: serve(engine, pull) for name, engine in engines.items()}
-    while running:
-        for name in [*running]:
-            item = next(running[name], None)
-            if item is None:
-                del running[name]
-            else:
-                given[name] += item[1]
-    assert len(given["quick"]) + len(given["slow"]) == 20
-    assert tokens(given["quick"] + given["slow"]) == tokens(generate(requests, model=MODEL))
-
-
-def test_no_group_for_now_is_asked_for_again():
-    answers = [make_requests(1, max_new_tokens=4)[0], None, make_requests(1, first_uid=7)[0]]
-    served = list(serve(make_engine(MODEL), lambda: answers.pop(0) if answers else None))
-    assert [request.uids[0] for request, _ in served] == [0, 7]
-
-
-def test_leaving_early_aborts_what_was_begun():
-    engine = make_engine(MODEL)
-    engine.add(Request([3], [100], rk.SamplingParams(max_new_tokens=30)))
-    groups = serve(engine, pull_from(make_requests(3, n=2, stop=range(12))))
-    next(groups)
-    groups.close()
-    assert engine.uids == {100}
-
-
-def test_a_group_with_an_aborted_row_is_not_given():
-    engine = make_engine(MODEL)
-    groups = serve(
-        engine,
-        pull_from([*make_requests(1, max_new_tokens=2), *make_requests(2, n=2, first_uid=10)]),
-    )
-    next(groups)
-    engine.abort([10])
-    assert [request.uids[0] for request, _ in groups] == [12]
-
-
-def test_serving_a_paused_engine_is_an_error_not_a_wait():
-    engine = make_engine(MODEL)
-    requests = make_requests(1, max_new_tokens=2) + make_requests(1, first_uid=1)
-    groups = serve(engine, pull_from(requests))
-    next(groups)
-    engine.pause()
-    with pytest.raises(RuntimeError, match=r"call resume\(\)"):
-        list(groups)
