@@ -20,6 +20,8 @@ _NAMES = {
     "Trace": "rlkit.trace",
     "TorchEngine": "rlkit.engines",
     "TorchBackend": "rlkit.backends",
+    "MegatronBackend": "rlkit.backends",
+    "MegatronOptions": "rlkit.backends",
     "RolloutWorker": "rlkit.workers",
     "ActorWorker": "rlkit.workers",
     "CriticWorker": "rlkit.workers",
