@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  "PyTorch's CPU wheel index first (pytorch.org, Start Locally), or pip takes the far larger CUDA build."
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "1 of 2: torch. What pip says goes to $(LOG)"; $(call pip_install,torch)
-	@echo "2 of 2: rlkit and all the rest"; $(call pip_install,-e '.[notebooks$(comma)dev]')
+	@echo "2 of 2: rlkit and all the rest"; $(call pip_install,-e '.[notebooks$(comma)dev$(comma)megatron]')
 	@touch $@
 
 quickstart: $(STAMP) ## run notebooks/01_quickstart_grpo.ipynb, print its table, save its plot

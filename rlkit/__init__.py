@@ -21,6 +21,8 @@ _NAMES = {
     "TorchEngine": "rlkit.engines",
     "VLLMEngine": "rlkit.engines",
     "TorchBackend": "rlkit.backends",
+    "MegatronBackend": "rlkit.backends",
+    "MegatronOptions": "rlkit.backends",
     "RolloutWorker": "rlkit.workers",
     "ActorWorker": "rlkit.workers",
     "CriticWorker": "rlkit.workers",

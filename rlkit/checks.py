@@ -8,6 +8,10 @@ from numbers import Real
 from typing import Any
 
 
+class PeerError(RuntimeError):
+    """What failed because another rank died, stopped, timed out or raised an error of its own."""
+
+
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """``" Did you mean 'rewards'?"`` if one of the known names is close, else nothing."""
     close = difflib.get_close_matches(str(name), sorted(known), n=1, cutoff=0.7)

@@ -79,6 +79,15 @@ class Layout:
         """Devices the layout takes; the fewest if dp is left out."""
         return self.unit if self.dp is None else self.tp * self.pp * self.cp * self.dp
 
+    def whole(self, what: str) -> "Layout":
+        """This layout; ValueError if it cuts the model, which ``what`` does not do."""
+        if self.tp * self.pp * self.cp * self.ep > 1:
+            raise ValueError(
+                f"{what}: got layout {self.short()}, need one that leaves the model whole on each "
+                "device: spawn(..., n=). An actor's model is cut by backend=rk.MegatronBackend."
+            )
+        return self
+
     def on(self, num_devices: int) -> "Layout":
         """This layout with the dp that so many devices give it."""
         whole("devices", num_devices)

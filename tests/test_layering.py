@@ -50,7 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rewards": BASE,
     "tasks": DATA,
     "engines": COMPUTE,
-    "backends": COMPUTE,
+    "backends": COMPUTE | PLAN,  # which rows a rank of a cut model holds
     "workers": COMPUTE | {"reshard.plan", "reshard.fingerprints"},  # facts of their tensors
     "dock": BASE | DOCK,
     "dock.traffic": {"config", "types"},

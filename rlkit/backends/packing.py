@@ -3,7 +3,7 @@
 Prompt and response of each row, end to end, no padding.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,3 +64,19 @@ def pack(batch: Batch, *, device: torch.device) -> Packed:
         targets=Rows(responses.tensor.to(device), responses.row_lengths),
         temperature=temperature.repeat_interleave(responses.row_lengths).to(device),
     )
+
+
+def filled(packed: Packed | None, *, multiple: int, device: torch.device) -> Packed:
+    """``packed`` (None: no rows) with one more sequence at the end, which nothing is read from, so
+    that N is a multiple, and not 0.
+    """
+    if packed is None:
+        none = torch.zeros(0, dtype=torch.int64, device=device)
+        lengths, real = torch.zeros(0, dtype=torch.int64), torch.zeros(0, device=device)
+        packed = Packed(none, lengths, none, Rows(none, lengths), real)
+    num = len(packed.ids)
+    more = -num % multiple if num else multiple
+    if not more:
+        return packed
+    ids = torch.cat([packed.ids, packed.ids.new_zeros(more)])
+    return replace(packed, ids=ids, lengths=torch.cat([packed.lengths, torch.tensor([more])]))

@@ -24,7 +24,7 @@ logger = logging.getLogger("rlkit.backends")
 
 
 class TorchBackend:
-    """Trains a decoder or a critic; ``reduce`` sums a flat tensor over ranks, in place."""
+    """Trains a decoder or a critic; ``context`` is the worker's place among data-parallel ranks."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class TorchBackend:
         device: torch.device | str = "cpu",
         lr: float = 1e-6,
         optim: OptimConfig | None = None,
-        reduce: Any = None,
-        dp_size: int = 1,
+        context: Any = None,
     ) -> None:
         finite("lr", lr)
+        self.layout = getattr(context, "layout", Layout(dp=1)).whole("TorchBackend")
         self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
         self.decoder = model.build(device=device)
         self.optimizer = torch.optim.AdamW(
@@ -47,12 +47,8 @@ class TorchBackend:
             weight_decay=self.optim.weight_decay,
         )
         self.num_steps = 0
-        self._reduce, self._dp_size = reduce, dp_size
-
-    @property
-    def layout(self) -> Layout:
-        """Whole model on each of dp ranks."""
-        return Layout(dp=self._dp_size)
+        peers = getattr(context, "collective", None)
+        self._reduce = None if peers is None else peers.sum_
 
     def forward(self, batch: Batch, *, entropy: bool = False) -> tuple[Rows, Rows | None]:
         """Logprobs (values of a critic), and entropies if asked for, of the response tokens of B
@@ -70,21 +66,10 @@ class TorchBackend:
         Returns its share of each metric, of the loss as ``loss``.
         """
         packed = pack(batch, device=self.device)
-        wants_entropy = "entropy" in inspect.signature(loss_fn).parameters
-        found, entropies = self._per_token(packed, entropy=wants_entropy)
-        lengths = packed.targets.lengths
-        batch.device = self.device
-        more = {"entropy": Rows(entropies, lengths).padded()} if wants_entropy else {}
-        result = loss_fn(Rows(found, lengths).padded(), batch, **more)  # [B, T]
-        loss, metrics = check_loss(result)
-        if not loss.requires_grad:
-            raise ValueError(
-                "loss_fn: got a loss without a gradient, need one made from the logprobs (of a "
-                "critic the values) that it is given. Look for detach(), item() and no_grad(); a "
-                "loss that may be constant adds 0 * batch.token_mean(logprobs)."
-            )
+        found, entropies = self._per_token(packed, entropy=wants_entropy(loss_fn))
+        loss, metrics = evaluate(loss_fn, batch, packed, found, entropies)
         loss.backward()
-        return metrics | {"loss": loss.detach()}
+        return metrics
 
     def _per_token(self, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
         """Logprobs or values [M], and entropies [M] (none unless asked for), packed."""
@@ -186,6 +171,31 @@ class TorchBackend:
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.num_steps = num_steps
+
+
+def wants_entropy(loss_fn: LossFn) -> bool:
+    """Whether a loss has a parameter for the entropies."""
+    return "entropy" in inspect.signature(loss_fn).parameters
+
+
+def evaluate(
+    loss_fn: LossFn, batch: Batch, packed: Packed, found: Tensor, entropies: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A loss of one micro-batch and its metrics, with ``loss``, of packed values [M].
+
+    Entropies are [M], too, for a loss that asks for them.
+    """
+    lengths = packed.targets.lengths
+    batch.device = found.device
+    more = {"entropy": Rows(entropies, lengths).padded()} if wants_entropy(loss_fn) else {}
+    loss, metrics = check_loss(loss_fn(Rows(found, lengths).padded(), batch, **more))  # [B, T]
+    if not loss.requires_grad:
+        raise ValueError(
+            "loss_fn: got a loss without a gradient, need one made from the logprobs (of a "
+            "critic the values) that it is given. Look for detach(), item() and no_grad(); a "
+            "loss that may be constant adds 0 * batch.token_mean(logprobs)."
+        )
+    return loss, metrics | {"loss": loss.detach()}
 
 
 def check_loss(result: Any) -> tuple[Tensor, dict[str, Tensor]]:

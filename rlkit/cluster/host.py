@@ -93,9 +93,9 @@ class WorkerHost:
         return {"node": node[:8], "node_id": node, "pid": os.getpid(), "accelerators": ids}
 
     def _join(self, context: WorkerContext, meeting: Rendezvous) -> Any:
-        store = self._store if context.dp_rank == 0 else None
+        store = self._store if context.rank == 0 else None
         return meeting.join(
-            context.dp_rank, device=context.device, timeout_s=context.timeout_s, store=store
+            context.rank, device=context.device, timeout_s=context.timeout_s, store=store
         )
 
     def rejoin(self, meeting: Rendezvous) -> Any:
@@ -141,7 +141,7 @@ class WorkerHost:
 
     def _failed(self, error: BaseException, epoch: int) -> Failure:
         """A rank that has peers runs nothing more of this epoch: they may not have failed."""
-        if self.context.dp_size > 1:
+        if self.context.layout.num_devices > 1:
             self.advance(epoch + 1)
         return Failure.of(error, self.name)
 

@@ -127,11 +127,12 @@ class RayCluster:
     ) -> WorkerGroup:
         """``n`` data-parallel workers of ``cls(*args, **kwargs)``, a device each.
 
-        With ``colocate_with`` they share that group's devices, and ``n`` is its size. ``layout``
-        names the same number by dimension. Classes and functions travel by value.
+        With ``colocate_with`` they share that group's devices, and ``n`` is its size. A ``layout``
+        says how they share a model: ``n`` follows from it, or gives it its dp. Classes and
+        functions travel by value.
         """
         self._check_open("spawn")
-        n = layout.num_devices if layout is not None else n
+        n = layout.num_devices if layout is not None and n is None else n
         if n is None:
             n = 1 if colocate_with is None else len(colocate_with)
         if not isinstance(cls, type):
@@ -154,7 +155,10 @@ class RayCluster:
         name = name or default_name(cls, list(self.groups))
         if name in self.groups:
             raise ValueError(f"spawn: a group named {name!r} exists; need another name.")
-        spec = GroupSpec(cls=cls, args=args, kwargs=kwargs, name=name, n=n, beside=colocate_with)
+        spec = GroupSpec(
+            cls=cls, args=args, kwargs=kwargs, name=name, n=n, beside=colocate_with,
+            layout=layout and layout.on(n),
+        )  # fmt: skip
         transport = RayTransport(self, spec)
         transport.build()
         group = WorkerGroup(

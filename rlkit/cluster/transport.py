@@ -17,6 +17,7 @@ from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.host import CONTROL, WorkerHost
 from rlkit.cluster.pipeline import Call, Pipeline
 from rlkit.cluster.streams import STREAM, Stream
+from rlkit.config import Layout
 from rlkit.functions import ship
 from rlkit.shield import shield
 from rlkit.workers.context import Rendezvous, WorkerContext
@@ -39,6 +40,8 @@ class GroupSpec:
     """Group name."""
     n: int = 1
     """Workers."""
+    layout: Layout | None = None
+    """How they share a model; None: each has all of it."""
     beside: WorkerGroup | None = None
     """Group whose devices it shares."""
     takes_device: bool = True
@@ -129,10 +132,11 @@ class RayTransport:
         return common | {"num_cpus": 0}
 
     def _context(self, rank: int) -> WorkerContext:
-        return WorkerContext(
+        return WorkerContext.at(
+            rank,
+            self.n,
+            self.spec.layout,
             name=self.name,
-            dp_rank=rank,
-            dp_size=self.n,
             device=self.cluster.device,
             seed=self.cluster.seed,
             timeout_s=self.cluster.timeout_s,

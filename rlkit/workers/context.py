@@ -10,6 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from rlkit import trace
+from rlkit.checks import PeerError
+from rlkit.config import Layout
+
+__all__ = ["Collective", "PeerError", "Rendezvous", "WorkerContext", "open_meeting"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +26,10 @@ class WorkerContext:
     """Rank among the data-parallel peers."""
     dp_size: int = 1
     """Number of data-parallel peers."""
+    rank: int = 0
+    """Rank among all processes of the group."""
+    cut: Layout | None = None
+    """How the group's processes share a model; None: each has all of it."""
     device: str = "cpu"
     """torch device of this worker."""
     seed: int = 0
@@ -29,11 +37,31 @@ class WorkerContext:
     timeout_s: float = 600.0
     """Limit of every wait for a peer."""
     collective: Any = None
-    """``Collective`` over the peers; None for one."""
+    """``Collective`` over all processes of the group; None for one."""
 
+    @property
+    def layout(self) -> Layout:
+        """How the group's processes share a model."""
+        return Layout(dp=self.dp_size) if self.cut is None else self.cut
 
-class PeerError(RuntimeError):
-    """A collective that failed because another rank died, stopped or timed out."""
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the first rank that holds its copy of the model: it answers for all."""
+        if self.cut is None:
+            return True
+        place = self.cut.coordinates()
+        return not any(place[name][self.rank] for name in ("tp", "cp", "pp"))
+
+    @classmethod
+    def at(cls, rank: int, size: int, layout: Layout | None, **more: Any) -> "WorkerContext":
+        """The context of one of ``size`` processes, in a layout if there is one."""
+        if layout is None:
+            return cls(rank=rank, dp_rank=rank, dp_size=size, **more)
+        layout = layout.on(size)
+        place = layout.coordinates()["dp"]
+        return cls(
+            rank=rank, dp_rank=int(place[rank]), dp_size=int(place.max()) + 1, cut=layout, **more
+        )
 
 
 class Collective:
@@ -43,8 +71,9 @@ class Collective:
     workers keep this object.
     """
 
-    def __init__(self, group: Any, *, rank: int, size: int, name: str) -> None:
+    def __init__(self, group: Any, *, rank: int, size: int, name: str, store: Any = None) -> None:
         self.group, self.rank, self.size, self.name = group, rank, size, name
+        self.store = store  # where the ranks met, and may meet for another group
 
     def sum_(self, tensor: Tensor) -> None:
         """Add up ``tensor`` over the ranks, in place."""
@@ -107,7 +136,8 @@ class Rendezvous:
             size=self.size,
             timeout_s=timeout_s,
         )
-        return Collective(group, rank=rank, size=self.size, name=self.name)
+        store = dist.PrefixStore(self.name, store)
+        return Collective(group, rank=rank, size=self.size, name=self.name, store=store)
 
 
 def open_meeting(host: str, *, timeout_s: float) -> Any:

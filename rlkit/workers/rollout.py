@@ -56,6 +56,7 @@ class RolloutWorker:
         context: WorkerContext | None = None,
     ) -> None:
         self.context = context or WorkerContext()
+        self.context.layout.whole("RolloutWorker")
         self.tokenizer = model.tokenizer
         self.max_new_tokens = whole("max_new_tokens", max_new_tokens)
         self.engine = engine(

@@ -12,13 +12,14 @@ from rlkit.workers import shards
 def save(worker: Any, folder: str | os.PathLike[str]) -> shards.Receipt | None:
     """Write a trainer's state into ``folder``, which must exist: the files' bytes and sha256.
 
-    Data-parallel ranks hold the same, so the first one writes; the others return None.
+    All ranks say the same, so the first one writes; the others return None.
     """
-    if worker.context.dp_rank:
+    tensors = worker.backend.state_dict(), worker.backend.optimizer_state()
+    if worker.context.dp_rank or not worker.context.speaks:
         return None
     folder = Path(folder)
-    weights = shards.write_tensors(folder, "weights", worker.backend.state_dict())
-    moments = shards.write_tensors(folder, "optimizer", worker.backend.optimizer_state())
+    weights = shards.write_tensors(folder, "weights", tensors[0])
+    moments = shards.write_tensors(folder, "optimizer", tensors[1])
     facts = {
         "version": worker.version,
         "optimizer_steps": worker.backend.num_steps,

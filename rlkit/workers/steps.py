@@ -1,7 +1,7 @@
 """What an optimizer step is made of: checks, a rank's share of the rows, metrics as one."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from rlkit.columns import check_mask
 from rlkit.metrics import reduce_metric
 from rlkit.rows import Rows, concat
 from rlkit.store import Column
+from rlkit.types import LossFn
 
 CHECKED = ("old_logprobs", "ref_logprobs", "rollout_logprobs", "advantages", "returns", "values")
 
@@ -25,7 +26,9 @@ def per_token(worker: Any, batch: Batch, name: str) -> Column:
     local = mine.load()
     place = {uid: i for i, uid in enumerate(mine.uids.tolist())}
     pieces = local.microbatches(worker.token_budget)
-    found = [worker.backend.forward(piece)[0] for piece in pieces]
+    found = forward_all(worker.backend, pieces)
+    if not context.speaks:
+        return Column(name, batch.store, mine.uids, [])
     if not found:
         rows = Rows(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
     else:
@@ -34,6 +37,22 @@ def per_token(worker: Any, batch: Batch, name: str) -> Column:
         )
         rows = concat(found, name=name).select(torch.from_numpy(order))
     return Column(name, batch.store, mine.uids, [batch.store.put(name, mine.uids, rows)])
+
+
+def forward_all(backend: Any, pieces: list[Batch]) -> list[Rows]:
+    """``backend.forward`` of each; one that cuts the model takes all at once and overlaps them."""
+    if hasattr(backend, "forward_all"):
+        return [found for found, _ in backend.forward_all(pieces)]
+    return [backend.forward(piece)[0] for piece in pieces]
+
+
+def forward_backward_all(
+    backend: Any, pieces: list[Batch], loss_fn: LossFn
+) -> list[dict[str, Tensor]]:
+    """``backend.forward_backward`` of each, likewise."""
+    if hasattr(backend, "forward_backward_all"):
+        return backend.forward_backward_all(pieces, loss_fn)
+    return [backend.forward_backward(piece, loss_fn) for piece in pieces]
 
 
 def check_call(batch: Batch, loss_fn: Callable[..., Any], epochs: int) -> None:
@@ -80,7 +99,7 @@ def check_finite(batch: Batch) -> None:
             )
 
 
-def add_up(shares: list[Mapping[str, Tensor]]) -> dict[str, float]:
+def add_up(shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
     """Metrics of micro-batches as one: sums; maxima and minima of names ending in _max and _min."""
     out: dict[str, float] = {}
     for name in dict.fromkeys(name for share in shares for name in share):

@@ -25,7 +25,15 @@ from rlkit.workers import memory, state, weights
 from rlkit.workers.context import Rendezvous, WorkerContext
 from rlkit.workers.shards import Receipt
 from rlkit.workers.stages import stage
-from rlkit.workers.steps import add_up, average, check_call, check_finite, mix, per_token
+from rlkit.workers.steps import (
+    add_up,
+    average,
+    check_call,
+    check_finite,
+    forward_backward_all,
+    mix,
+    per_token,
+)
 
 TOKEN_BUDGET = 8192
 
@@ -43,7 +51,7 @@ class ReferenceWorker:
     ) -> None:
         self.context = context or WorkerContext()
         self.token_budget = whole("token_budget", token_budget, what="token")
-        self.backend = backend(model, device=self.context.device)
+        self.backend = backend(model, device=self.context.device, context=self.context)
         self.version = 0
 
     @stage("ref_logprobs", column="ref_logprobs")
@@ -76,14 +84,8 @@ class Trainer:
     ) -> None:
         self.context = context or WorkerContext()
         self.token_budget = whole("token_budget", token_budget, what="token")
-        peers = self.context.collective
         self.backend = backend(
-            model,
-            device=self.context.device,
-            lr=lr,
-            optim=optim,
-            reduce=None if peers is None else peers.sum_,
-            dp_size=self.context.dp_size,
+            model, device=self.context.device, lr=lr, optim=optim, context=self.context
         )
         self._version = 0
 
@@ -112,10 +114,8 @@ class Trainer:
         for step in steps:
             local = mine.select([place[uid] for uid in step.uids.tolist()])
             local.step_tokens, local.step_rows = step.step_tokens, step.step_rows
-            micro = [
-                self.backend.forward_backward(piece, loss_fn)
-                for piece in local.microbatches(self.token_budget)
-            ]
+            pieces = local.microbatches(self.token_budget)
+            micro = forward_backward_all(self.backend, pieces, loss_fn)
             trace.sample_memory()  # here, gradients are there, too
             records.append((add_up(micro), self.backend.step()))
         self._version += 1
@@ -128,7 +128,9 @@ class Trainer:
         on.
         """
         share = average([shares for shares, _ in records])
-        share[self.loss_name] = share.pop("loss")
+        share[self.loss_name] = share.pop("loss", 0.0)  # no rows on this rank: no loss
+        if not self.context.speaks:  # its peers say the same
+            share = {}
         same: dict[str, Any] = average([info for _, info in records])
         same["skipped_steps"] = float(sum(info["skipped_steps"] for _, info in records))
         same |= {"lr": records[-1][1]["lr"], "version": self.version, "loss_hash": source.hash}
@@ -214,18 +216,22 @@ class ActorWorker(Trainer):
 
     def join_link(self, host: str, port: int, name: str, size: int, first_rank: int) -> None:
         """Enter a weight transfer's process group; only this group's first rank sends."""
-        if self.context.dp_rank == 0:
+        if self.context.rank == 0:
             meeting = Rendezvous(host, port, name, size)
             self.link.join(meeting, first_rank, timeout_s=self.context.timeout_s)
 
     def send_weights(self, buckets: Sequence[Sequence[TensorFacts]], link: str) -> None:
         """Send buckets of weights over the link of that name, from this group's first rank."""
-        if self.context.dp_rank == 0:
-            weights.send(self.link.get(link), self.weights(), buckets)
+        tensors = self.weights()  # of a model that is cut, all ranks make it
+        if self.context.rank == 0:
+            weights.send(self.link.get(link), tensors, buckets)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> Path:
-        """Write a Hugging Face checkpoint folder."""
-        return pretrained.save(folder, self.spec, self.tokenizer, self.backend.state_dict())
+        """Write a Hugging Face checkpoint folder; the first rank does."""
+        tensors = self.backend.state_dict()
+        if self.context.rank:
+            return Path(folder)
+        return pretrained.save(folder, self.spec, self.tokenizer, tensors)
 
 
 class CriticWorker(Trainer):

@@ -1,5 +1,7 @@
 """TorchBackend.forward_backward: shares of micro-batches and ranks add up."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from small_models import make_model, make_prompts
@@ -74,7 +76,8 @@ def test_ranks_add_up_to_the_gradient_of_one_rank():
         flat += gradients(other)
         summed.append(flat.clone())
 
-    backend = rk.TorchBackend(make_model(), reduce=reduce, dp_size=2)
+    context = rk.WorkerContext(dp_size=2, collective=SimpleNamespace(sum_=reduce))
+    backend = rk.TorchBackend(make_model(), context=context)
     backend.forward_backward(batch.shard(0, 2), policy_loss)
     backend.step()
     whole.step()

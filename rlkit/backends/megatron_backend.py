@@ -1,0 +1,265 @@
+"""MegatronBackend: forward, backward and AdamW of a model that megatron-core cuts over ranks.
+
+Tensor parallelism (with sequence parallelism), pipeline stages, expert and data parallelism. All
+ranks of a model call the same methods in the same order. Losses run on the last pipeline stage, on
+full rows, and alike on tensor-parallel peers; what they say goes to every stage.
+"""
+
+import functools
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit import device as devices
+from rlkit.backends import megatron_cpu
+from rlkit.backends.megatron_groups import any_rank, broadcast, close_groups, from_last_stage
+from rlkit.backends.megatron_model import MegatronOptions, check_model
+from rlkit.backends.megatron_optimizer import (
+    MOMENTS,
+    bytes_held,
+    make_optimizer,
+    moments,
+    reduced_norm,
+    set_moments,
+    update,
+)
+from rlkit.backends.megatron_stage import Stage
+from rlkit.backends.megatron_weights import Weights
+from rlkit.backends.packing import Packed
+from rlkit.backends.torch_backend import evaluate, wants_entropy
+from rlkit.batch import Batch
+from rlkit.checks import PeerError, finite
+from rlkit.config import Layout, OptimConfig
+from rlkit.models.decoder import Decoder
+from rlkit.models.pretrained import Pretrained
+from rlkit.rows import Rows
+from rlkit.shield import shield
+from rlkit.types import LossFn
+
+logger = logging.getLogger("rlkit.backends")
+
+
+def on_device(method: Any) -> Any:
+    """Run a method with what megatron-core misses on a CPU."""
+
+    @functools.wraps(method)
+    def patched(self: "MegatronBackend", *args: Any, **kwargs: Any) -> Any:
+        with megatron_cpu.patches(self.device):
+            return method(self, *args, **kwargs)
+
+    return patched
+
+
+class MegatronBackend:
+    """Trains a policy cut over the ranks of ``context.layout``; the same numbers as TorchBackend.
+
+    ``functools.partial(rk.MegatronBackend, options=rk.MegatronOptions(...))`` passes options
+    through ``spawn``.
+    """
+
+    def __init__(
+        self,
+        model: Pretrained,
+        *,
+        device: torch.device | str = "cpu",
+        lr: float = 1e-6,
+        optim: OptimConfig | None = None,
+        context: Any = None,
+        options: MegatronOptions | None = None,
+    ) -> None:
+        finite("lr", lr)
+        if model.module is not Decoder:
+            raise ValueError(
+                "MegatronBackend: got a critic, need a policy. Leave backend= out of the critic's "
+                "spawn: TorchBackend trains critics."
+            )
+        self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
+        self.layout: Layout = getattr(context, "layout", Layout(dp=1))
+        self.spec, self.options = model.spec, options or MegatronOptions()
+        self.num_steps = 0
+        check_model(self.spec, self.layout, self.options, kind=self.device.type)
+        megatron_cpu.prepare(self.device)
+        self._build(context)
+        self.load_state_dict(model.weights)
+
+    @on_device
+    def _build(self, context: Any) -> None:
+        """Groups, model and optimizer, weights not set."""
+        self.stage = Stage(
+            self.spec, self.layout, self.options, device=self.device, context=context
+        )
+        self.optimizer = make_optimizer(self.stage.model, self.optim, self.options)
+        module, rank = self.stage.module, getattr(context, "rank", 0)
+        self._tensors = {name: p.data for name, p in module.named_parameters()}
+        self._weights = Weights(self.spec, self.layout, rank)
+        self._weights.check(self._tensors)
+
+    # ---- forward and backward ----
+
+    def forward(self, batch: Batch, *, entropy: bool = False) -> tuple[Rows, Rows | None]:
+        """``forward_all`` of one batch."""
+        return self.forward_all([batch], entropy=entropy)[0]
+
+    @on_device
+    def forward_all(
+        self, batches: Sequence[Batch], *, entropy: bool = False
+    ) -> list[tuple[Rows, Rows | None]]:
+        """Logprobs, and entropies if asked for, of the response tokens of each batch, unpadded, in
+        host memory, on every rank.
+        """
+
+        def use(batch: Batch | None, packed: Packed, logits: Tensor) -> tuple[Tensor, ...]:
+            found = self.stage.per_token(logits, packed, entropy=entropy)
+            return tuple(each.cpu() for each in found)
+
+        with torch.no_grad():
+            kept = from_last_stage(self.stage.run(batches, use, train=False))
+        lengths = [batch._column("response_ids").load(batch.uids).row_lengths for batch in batches]
+        return [
+            (Rows(found, num), Rows(more, num) if entropy else None)
+            for (found, more), num in zip(kept, lengths, strict=True)
+        ]
+
+    def forward_backward(self, batch: Batch, loss_fn: LossFn) -> dict[str, Tensor]:
+        """``forward_backward_all`` of one micro-batch."""
+        return self.forward_backward_all([batch], loss_fn)[0]
+
+    @on_device
+    def forward_backward_all(
+        self, batches: Sequence[Batch], loss_fn: LossFn
+    ) -> list[dict[str, Tensor]]:
+        """Add the gradients of micro-batches, one forward and one backward at a time on each stage.
+
+        Returns each one's share of metrics and ``loss``, on every rank. An error in the loss is
+        raised when all ranks have ended the schedule, here or, on ranks without it, as a PeerError.
+        """
+        wanted, errors = wants_entropy(loss_fn), []
+
+        def use(batch: Batch | None, packed: Packed, logits: Tensor) -> tuple[Tensor, Any, Any]:
+            logprobs, entropies = self.stage.per_token(logits, packed, entropy=wanted)
+            loss, metrics = 0 * logprobs.sum(), {}  # what goes back if there is nothing to learn
+            if batch is not None and not errors:
+                try:
+                    loss, metrics = evaluate(loss_fn, batch, packed, logprobs, entropies)
+                except Exception as error:  # the user's code: peers wait for this rank's part
+                    errors.append(error)
+            return loss, torch.zeros((), dtype=torch.int), devices.to_host(metrics)
+
+        kept = self.stage.run(batches, use, train=True)
+        if any_rank(bool(errors), self.device):
+            self.zero_grad()
+            raise errors[0] if errors else PeerError("the loss raised an error on another rank.")
+        return from_last_stage(kept)
+
+    # ---- the optimizer ----
+
+    @on_device
+    def step(self) -> dict[str, float]:
+        """One AdamW step on the gradients summed over micro-batches and ranks, clipped by their
+        norm over all ranks, each weight counted once.
+
+        A norm that is not finite leaves the weights alone and is counted.
+        """
+        norm = reduced_norm(self.stage.model, self.optimizer)
+        rate = self.lr * self.optim.lr_schedule(self.num_steps)
+        if math.isfinite(norm):
+            with shield:  # weights and moments change whole or not at all
+                most = self.optim.max_grad_norm
+                update(self.optimizer, rate=rate, norm=norm, max_norm=most)
+                self.num_steps += 1
+        else:
+            logger.warning("gradient norm is %s: optimizer step skipped, weights unchanged", norm)
+        self.zero_grad()
+        return {"grad_norm": norm, "lr": rate, "skipped_steps": float(not math.isfinite(norm))}
+
+    def zero_grad(self) -> None:
+        """Forget gradients, those of an interrupted step for instance."""
+        self.stage.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+
+    @on_device
+    def resync(self, peers: Any, *, version: int) -> int:
+        """After a call failed: go on if all ranks have made the same steps; returns rank 0's
+        version.
+
+        A rank's shard is nowhere else, so ranks that differ can't be mended.
+        """
+        self.zero_grad()
+        facts = torch.tensor([self.num_steps, version])
+        peers.broadcast_(facts, root=0)
+        behind = torch.tensor([float(self.num_steps != facts[0])])
+        peers.sum_(behind)
+        if behind:
+            raise RuntimeError(
+                f"MegatronBackend: rank {self._weights.rank} made {self.num_steps} optimizer "
+                f"steps, rank 0 {int(facts[0])}, when a call failed; need equal numbers. "
+                "cluster.respawn(group), then load the last checkpoint."
+            )
+        return int(facts[1])
+
+    # ---- weights ----
+
+    @property
+    def shards(self) -> dict[str, Tensor]:
+        """This rank's tensors, as the form ``rlkit.reshard.megatron`` names them; not copied."""
+        return dict(self._tensors)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Whole weights by Hugging Face name, copies in host memory; all ranks call it."""
+        return self._weights.gather(self._tensors, broadcast)
+
+    @on_device
+    def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
+        """Replace the weights; the optimizer's moments stay."""
+        self._weights.spread(weights, self._tensors)
+        self.optimizer.reload_model_params()
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """What AdamW keeps of each whole weight, as ``what/weight``, as TorchBackend has it; all
+        ranks call it.
+        """
+        self._check_moments_whole()
+        held = moments(self.stage.module, self.optimizer)
+        if not self.num_steps:
+            return {}
+        found = {}
+        for what in MOMENTS:
+            tensors = {name: state[what] for name, state in held.items()}
+            whole = self._weights.gather(tensors, broadcast)
+            found |= {f"{what}/{name}": value for name, value in whole.items()}
+        names, steps = [*self._weights.shapes], float(self.num_steps)
+        return found | {f"step/{name}": torch.tensor(steps) for name in names}
+
+    def load_optimizer_state(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
+        """Put ``optimizer_state``, of any layout or of TorchBackend, back.
+
+        ValueError, before anything is changed, for moments of weights that this model hasn't.
+        """
+        self._check_moments_whole()
+        found: dict[str, dict[str, Tensor]] = {}
+        steps = max((int(v) for k, v in tensors.items() if k.startswith("step/")), default=0)
+        for what in MOMENTS if tensors else ():
+            whole = {k.partition("/")[2]: v for k, v in tensors.items() if k.startswith(f"{what}/")}
+            found[what] = {name: torch.zeros_like(t) for name, t in self._tensors.items()}
+            self._weights.spread(whole, found[what])
+        set_moments(self.stage.module, self.optimizer, found, steps=steps)
+        self.num_steps = num_steps
+
+    def _check_moments_whole(self) -> None:
+        if self.options.distributed_optimizer:
+            raise ValueError(
+                "MegatronBackend: got a checkpoint's moments with distributed_optimizer=True, need "
+                "moments that each rank has of its own weights. Leave distributed_optimizer out."
+            )
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of this rank's weights, gradients and moments."""
+        return bytes_held(self._tensors, self.stage.model, self.optimizer)
+
+    def close(self) -> None:
+        """Forget the process groups, so that another layout may have them."""
+        close_groups()

@@ -1,0 +1,108 @@
+"""This rank's part of a cut model, and micro-batches on their way through all of its stages."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit.backends.megatron_groups import highest, open_groups
+from rlkit.backends.megatron_model import MegatronOptions, make_config, make_model, packed_params
+from rlkit.backends.megatron_optimizer import with_gradients
+from rlkit.backends.packing import Packed, filled, pack
+from rlkit.backends.vocab_parallel import Ranks, logprobs_and_entropy
+from rlkit.batch import Batch
+from rlkit.config import Layout, ModelSpec
+from rlkit.reshard.plan_forms import megatron
+
+Use = Callable[[Batch | None, Packed, Tensor], Any]
+"""(rows, None of a filler; their tokens; logits [M, columns]) -> what is kept of a micro-batch.
+
+In training (loss, number of tokens as Megatron wants one, what is kept).
+"""
+
+
+class Stage:
+    """A pipeline stage's layers, tensor-parallel part, as Megatron's model; weights not set."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        layout: Layout,
+        options: MegatronOptions,
+        *,
+        device: torch.device,
+        context: Any,
+    ) -> None:
+        self.spec, self.layout, self.options, self.device = spec, layout, options, device
+        open_groups(layout, context, device)
+        rows = megatron(spec, layout).rows_of_vocab(spec.vocab_size, layout.tp)
+        config = make_config(spec, layout, options, device)
+        self.module: Any = make_model(spec, config, vocab_rows=rows).to(device)
+        self._picked: Tensor | None = None  # rows of the micro-batch in work that predict something
+        if self.module.post_process:
+            self.module.output_layer.register_forward_pre_hook(self._pick)
+        self.model = with_gradients(self.module, config, options)
+
+    def run(self, batches: Sequence[Batch], use: Use, *, train: bool) -> list[Any]:
+        """What ``use`` keeps of each batch on the last stage; an empty list on the others.
+
+        Each stage does one forward and one backward in turn (1F1B: PipeDream, 1806.03377).
+        """
+        from megatron.core.pipeline_parallel import get_forward_backward_func
+
+        num = self._num_in_step(len(batches))
+        if not num:
+            return []
+
+        def forward_step(queue: Iterator[Batch | None], model: Any) -> tuple[Tensor, Any]:
+            batch = next(queue)
+            packed = None if batch is None else pack(batch, device=self.device)
+            packed = filled(packed, multiple=self.layout.tp, device=self.device)
+            self._picked = packed.predict
+            params = packed_params(packed.lengths, self.device)
+            output = model(packed.ids[None], None, None, packed_seq_params=params)
+            return output, lambda logits, **_: use(batch, packed, logits[0])
+
+        found = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter([*batches, *[None] * (num - len(batches))]),
+            model=self.model,
+            num_microbatches=num,
+            seq_length=1,  # stages tell each other
+            micro_batch_size=1,
+            forward_only=not train,
+            collect_non_loss_data=not train,
+        )
+        return found[: len(batches)]
+
+    def _num_in_step(self, num: int) -> int:
+        """Micro-batches to run: with experts on several ranks all need the same number."""
+        if self.layout.ep == 1:
+            return num
+        return int(highest(torch.tensor(num, device=self.device)))
+
+    def _pick(self, module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Before the output layer: of hidden states [N, 1, hidden] the M that predict a token."""
+        from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+        hidden = args[0]
+        if self.options.sequence_parallel:
+            # Each rank's gradient is whole, the output layer adds it up, so its own part suffices.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
+        return (hidden[self._picked],)
+
+    def per_token(self, logits: Tensor, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Logprobs [M] and entropies [M] (none unless asked for) of logits [M, columns]."""
+        from megatron.core import parallel_state
+        from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
+
+        group = parallel_state.get_tensor_model_parallel_group()
+        ranks = Ranks(
+            first=group.rank() * logits.shape[1],
+            vocab_size=self.spec.vocab_size,
+            total=reduce_from_tensor_model_parallel_region,
+            highest=lambda tensor: highest(tensor, group),
+        )
+        targets = packed.targets.tensor
+        return logprobs_and_entropy(logits, targets, packed.temperature, ranks, entropy=entropy)

@@ -1,0 +1,143 @@
+"""MegatronBackend in layouts of two and four processes: the numbers of one process."""
+
+import pickle
+
+import megatron_ranks
+import pytest
+import torch
+from megatron_ranks import DENSE, EXPERTS, dense_model, make_batch, train
+from torch import multiprocessing
+
+import rlkit as rk
+
+pytestmark = pytest.mark.megatron
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[int, dict]:
+    """By rank: what megatron_ranks.main returns."""
+    spawn = multiprocessing.get_context("spawn")
+    store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    queue = spawn.Queue()
+    processes = [
+        spawn.Process(target=megatron_ranks.main, args=(rank, store.port, queue))
+        for rank in range(megatron_ranks.RANKS)
+    ]
+    for process in processes:
+        process.start()
+    results = {}
+    try:
+        while len(results) < len(processes):
+            rank, result = queue.get(timeout=600)
+            assert isinstance(result, bytes), result
+            results[rank] = pickle.loads(result)
+    finally:
+        for process in processes:
+            process.join(timeout=20 if len(results) == len(processes) else 0)
+            process.kill()
+    return results
+
+
+@pytest.fixture(scope="module")
+def one_process() -> dict[str, dict]:
+    """By family: what TorchBackend finds."""
+    families = {family for family, _, _ in DENSE.values()}
+    return {
+        family: train(rk.TorchBackend(dense_model(family), lr=1e-2), make_batch())
+        for family in families
+    }
+
+
+def check(ranks: list[dict], one: dict) -> None:
+    """Ranks that speak have all rows between them, and add up to one process's numbers."""
+    speaking = [rank for rank in ranks if rank["speaks"]]
+    rows = {uid: place for place, uid in enumerate(one["uids"])}
+    lengths = make_batch().lengths("response_ids").tolist()
+    pieces = [one[name].split(lengths) for name in ("logprobs", "entropies")]
+    assert sorted(uid for rank in speaking for uid in rank["uids"]) == sorted(rows)
+    for rank in ranks:
+        for name, expected in zip(("logprobs", "entropies"), pieces, strict=True):
+            mine = torch.cat([expected[rows[uid]] for uid in rank["uids"]])
+            torch.testing.assert_close(rank[name], mine, atol=1e-5, rtol=1e-4)
+    for step, expected in enumerate(one["steps"]):
+        for name, value in expected.items():
+            got = [rank["steps"][step][name] for rank in speaking]
+            if name in ("loss", "toy/entropy"):
+                got = [sum(got)]
+            assert got == pytest.approx([value] * len(got), rel=2e-5, abs=1e-5), (step, name)
+    for name, weight in one["weights"].items():
+        torch.testing.assert_close(ranks[0]["weights"][name], weight, atol=1e-4, rtol=1e-4)
+
+
+def by_rank(found: dict, case: str) -> list:
+    return [found[rank][case] for rank in sorted(found) if found[rank][case] is not None]
+
+
+@pytest.mark.parametrize("case", DENSE)
+def test_a_layout_trains_as_one_process_does(found, one_process, case):
+    check(by_rank(found, case), one_process[DENSE[case][0]])
+
+
+@pytest.mark.parametrize("case", [case for case in EXPERTS if case != "one rank"])
+def test_experts_on_several_ranks_train_as_on_one(found, case):
+    one = found[0]["experts: one rank"]
+    check(by_rank(found, f"experts: {case}"), one)
+
+
+@pytest.mark.parametrize("case", [*DENSE, *(f"experts: {name}" for name in EXPERTS)])
+def test_weights_go_in_and_out_bit_by_bit(found, case):
+    dense = case in DENSE
+    model = dense_model(DENSE[case][0]) if dense else megatron_ranks.expert_model()
+    start = found[0][case]["start"]
+    assert start.keys() == model.weights.keys() - (
+        {"lm_head.weight"} if model.spec.tie_embeddings else set()
+    )
+    assert all(torch.equal(start[name], model.weights[name]) for name in start)
+
+
+@pytest.mark.parametrize(
+    ("case", "raised"),
+    [
+        ("errors, PP2", ["PeerError", "ArithmeticError"]),
+        ("errors, TP2 DP2", ["ArithmeticError"] * 2 + ["PeerError"] * 2),
+    ],
+)
+def test_a_loss_that_fails_or_is_nan_fails_on_all_ranks_and_changes_nothing(
+    found, one_process, case, raised
+):
+    ranks = by_rank(found, case)
+    assert [rank["raised"] for rank in ranks] == raised
+    assert [rank["skipped"] for rank in ranks] == [1.0] * len(ranks)
+    check(ranks, one_process["qwen3"])
+
+
+def test_a_rank_of_experts_without_rows_takes_part(found):
+    (one,) = by_rank(found, "few rows: one rank")
+    two = by_rank(found, "few rows: EP2")
+    assert [rows for rows, _ in two] == [1, 0]
+    assert [norm for _, norm in two] == pytest.approx([one[1]] * 2, rel=2e-5)
+
+
+def test_both_copies_of_a_tied_embedding_stay_equal(found):
+    first, last = by_rank(found, "tied, PP2")
+    assert torch.equal(first, last)
+
+
+def test_a_checkpoint_goes_on_to_the_bit_and_in_another_backend(found):
+    ranks = by_rank(found, "moments, TP2 PP2")
+    assert all(rank["same"] for rank in ranks)
+    weights, moments, steps = ranks[0]["saved"]
+    one = rk.TorchBackend(dense_model("qwen2"), lr=1e-2)
+    train(one, make_batch())
+    assert moments.keys() == one.optimizer_state().keys()
+    for name, value in one.optimizer_state().items():
+        torch.testing.assert_close(moments[name], value, atol=1e-5, rtol=1e-4)
+    one.load_state_dict(weights)
+    one.load_optimizer_state(moments, num_steps=steps)
+
+
+def test_memory_is_that_of_the_ranks_shard(found):
+    for rank in by_rank(found, "moments, TP2 PP2"):
+        held = rank["memory"]
+        assert held["weights"] <= held["gradients"] <= 1.1 * held["weights"] + 4096
+        assert 2 * held["weights"] <= held["optimizer"] <= 2.1 * held["weights"]
