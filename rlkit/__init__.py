@@ -33,8 +33,8 @@ _NAMES = {
 }
 _MODULES = (
     "algo", "backends", "batch", "checkpoint", "cluster", "config", "device", "engines",
-    "exporters", "metrics", "models", "nb", "recipes", "record", "reshard", "rewards", "tasks",
-    "trace", "viz", "workers",
+    "exporters", "metrics", "models", "nb", "recipes", "record", "reshard", "rewards", "schedule",
+    "sim", "tasks", "trace", "viz", "workers",
 )  # fmt: skip
 
 __all__ = sorted([*_NAMES, *_MODULES, "__version__"])

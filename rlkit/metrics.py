@@ -56,6 +56,8 @@ _ROWS = (
     ("actor/lr", "", "learning rate of the last optimizer step"),
     ("actor/version", "steps", "policy version: train steps done"),
     ("actor/skipped_steps", "steps", "optimizer steps skipped for a gradient that is not finite"),
+    ("staleness/mean_steps", "steps", "train steps between a group's start and its training"),
+    ("staleness/max_steps", "steps", "largest of these in a step"),
     ("actor/loss_hash", "", "12 hex digits over the loss's source and what it captured"),
     ("time/step_s", "s", "wall time since the previous record"),
     ("time/generate_s", "s", "wall time of generation"),
@@ -65,6 +67,7 @@ _ROWS = (
     ("time/update_s", "s", "wall time of the actor's update"),
     ("time/reshard_s", "s", "wall time of moving weights to the engines"),
     ("time/evaluate_s", "s", "wall time of evaluation"),
+    ("time/dock_s", "s", "wall time of moving samples (simulated runs)"),
     ("time/checkpoint_s", "s", "wall time of saving or loading a checkpoint"),
     ("time/other_s", "s", "step time in none of the stages above"),
     (

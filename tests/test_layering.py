@@ -60,8 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes": WHOLE | {"checkpoint"},
     "nb": BASE,
     "experiment": BASE | {"record"},
-    "sim": {"config", "types", "metrics", "schedule", "reshard.plan", "reshard.memory"}
-    | {"dock.traffic"},
+    "sim": {"checks", "config", "types", "metrics", "trace", "schedule", "reshard.plan"}
+    | {"reshard.memory", "dock.traffic"},
     "viz": {
         "checks",
         "metrics",

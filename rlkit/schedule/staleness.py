@@ -9,7 +9,7 @@ class StalenessRule:
     """Counts of a run in groups (prompts), and what they allow.
 
     With N groups submitted, the next one among them, a group may start while
-    ``floor((N - 1) / groups_per_step) <= version + max_staleness`` (AReaL, arXiv 2505.24298, Eq. 3).
+    ``floor((N - 1) / groups_per_step) <= version + max_staleness`` (AReaL, 2505.24298, Eq. 3).
     That bounds the work in flight to ``(max_staleness + 1) * groups_per_step`` groups, hence the
     mean staleness; one very long response may still be trained later than that. A fraction as
     ``max_staleness`` is verl's threshold: a share of a step's groups ahead.
@@ -39,7 +39,7 @@ class StalenessRule:
             )
         if not self.max_staleness >= 0:
             raise ValueError(
-                f"max_staleness: got {self.max_staleness}, need 0 (synchronous) or more train steps."
+                f"max_staleness: got {self.max_staleness}, need 0 (synchronous) or more."
             )
         if self.max_running is not None and self.max_running < 1:
             raise ValueError(
