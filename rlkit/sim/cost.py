@@ -129,9 +129,10 @@ def _matmuls(run: Run, flops: float, *, network_s: float, other_s: float) -> Cos
     )
 
 
-def logprobs(run: Run, tokens: float, squares: float) -> Cost:
-    """``run.forwards`` forwards of the trainer over these tokens."""
-    return _pass(run, tokens, squares, forwards=1.0, exchanges=1.0) * run.forwards
+def logprobs(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
+    """``run.forwards`` forwards of the trainer over these sequences."""
+    one = _pass(run, tokens, squares, forwards=1.0, exchanges=1.0) + _call(run, sequences)
+    return one * run.forwards
 
 
 def update(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
@@ -140,16 +141,19 @@ def update(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
     ``other_s`` holds the bubble of the pipeline, (pp - 1) / micro-batches (Narayanan et al., 2021),
     and what does not scale with devices: a part a step, a part a sequence.
     """
-    costs = run.costs
     forwards = 4.0 if run.recompute else 3.0
-    cost = _pass(run, tokens, squares, forwards=forwards, exchanges=3.0)
+    cost = _pass(run, tokens, squares, forwards=forwards, exchanges=3.0) + _call(run, sequences)
     shard = run.model.weight_bytes / (run.train.tp * run.train.pp)
     gradients_s = 0.0
     if not run.sharded and run.train_dp > 1:  # reduce-scatter in fp32, all-gather in bf16
         away = (run.train_dp - 1) / run.train_dp
         gradients_s = run.minibatches * 3.0 * shard * away / _network(run)
-    fixed = costs.trainer_s + software(run) * costs.trainer_s_per_sequence * sequences
-    return cost + Cost(network_s=gradients_s, other_s=fixed)
+    return cost + Cost(network_s=gradients_s, other_s=run.costs.trainer_s)
+
+
+def _call(run: Run, sequences: float) -> Cost:
+    """Handing sequences to the trainer, once a call: data path, balancing, what ranks wait for."""
+    return Cost(other_s=software(run) * run.costs.trainer_s_per_sequence * sequences)
 
 
 def _pass(run: Run, tokens: float, squares: float, *, forwards: float, exchanges: float) -> Cost:

@@ -200,7 +200,7 @@ class Loop:
         rows = need * self.run.workload.samples
         stages = {
             "dock": self._dock_s,
-            "logprobs": logprobs(self._piece, tokens, squares).seconds,
+            "logprobs": logprobs(self._piece, tokens, squares, rows).seconds,
             "update": update(self._piece, tokens, squares, rows).seconds,
         }
         late = [self.rule.version - group.version for group in groups]

@@ -114,8 +114,8 @@ class Costs:
     """Fitted. Memory traffic of training beside its matrix products, which it does not overlap."""
     decode_overhead_s: float = 6.0e-3
     """Fitted. Scheduler, sampler and launches of one decode step."""
-    trainer_s_per_sequence: float = 8.0e-3
-    """Fitted. Trainer's cost of a sequence that more devices do not lower."""
+    trainer_s_per_sequence: float = 5.0e-3
+    """Fitted. A trainer's call's cost of a sequence, which more devices do not lower."""
     slow_software: float = 1.0
     """Fitted. Factor on seconds of compute and overhead on devices of the 910 family."""
     matmul_efficiency: float = 0.7
