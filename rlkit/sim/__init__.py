@@ -15,12 +15,35 @@ from rlkit.sim.moves import (
     through_storage,
 )
 from rlkit.sim.result import Simulation, collect
+from rlkit.sim.sweep import layouts, splits, stalenesses, sweep
 from rlkit.sim.work import FITTED, Costs, Lengths, Run, Workload
 
 __all__ = [
-    "FITTED", "Costs", "Lengths", "Run", "Schedule", "Simulation", "Workload", "allgather_swap",
-    "asynchronous", "broadcast", "central", "cost", "distributed", "memory", "moves", "naive",
-    "one_step_off", "simulate", "specs", "synchronous", "through_storage",
+    "FITTED",
+    "Costs",
+    "Lengths",
+    "Run",
+    "Schedule",
+    "Simulation",
+    "Workload",
+    "allgather_swap",
+    "asynchronous",
+    "broadcast",
+    "central",
+    "cost",
+    "distributed",
+    "layouts",
+    "memory",
+    "moves",
+    "naive",
+    "one_step_off",
+    "simulate",
+    "specs",
+    "splits",
+    "stalenesses",
+    "sweep",
+    "synchronous",
+    "through_storage",
 ]  # fmt: skip
 
 
@@ -33,6 +56,5 @@ def simulate(run: Run, schedule: Schedule, *, steps: int = 10, seed: int = 0) ->
     if room.problem:
         return collect(run, room, None, warm_up=0)
     loop = Loop(run, schedule, room, seed=seed)
-    ahead = int(schedule.max_staleness) + (not schedule.batches)
-    warm_up = min(steps // 2, ahead)
+    warm_up = int(min(steps // 2, schedule.max_staleness + (not schedule.batches)))
     return collect(run, room, loop.play(steps), warm_up=warm_up)

@@ -34,6 +34,13 @@ class Schedule:
     max_running: int | None = None
     """Groups that may run at once."""
 
+    def __post_init__(self) -> None:
+        if math.isinf(self.max_staleness) and self.max_running is None:
+            raise ValueError(
+                "max_staleness: got inf without max_running, need a finite one, or a number of "
+                "groups that may run at once."
+            )
+
 
 def synchronous() -> Schedule:
     """Generate a batch, train on it, move the weights, and so on."""
@@ -134,8 +141,6 @@ class Loop:
             if not self._quota and not self.rule.running and room >= self.run.workload.prompts:
                 self._quota = self.run.workload.prompts
             room = min(room, self._quota)
-        if math.isinf(room):
-            raise ValueError("max_staleness: got inf without max_running, need one that is finite.")
         num = int(room)
         if not num:
             return
