@@ -118,7 +118,7 @@ def run_fit(
 
 def write_parameters(parameters: Parameters) -> None:
     text = FIT.read_text()
-    text = text[: text.index("[parameters]")] + "[parameters]\n"
+    text = text[: text.index("\n[parameters]\n")] + "\n[parameters]\n"
     lines = [f"{item.name} = {getattr(parameters, item.name):.6g}" for item in fields(parameters)]
     FIT.write_text(text + "\n".join(lines) + "\n")
 
