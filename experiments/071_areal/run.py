@@ -57,7 +57,7 @@ def build(row: Row, parameters: Parameters) -> Plan:
     schedule = rk.sim.synchronous()
     if row["system"] in ("areal", "wait"):
         schedule = rk.sim.asynchronous(
-            max_staleness=float(row["staleness"]), interrupt=row["system"] == "areal"
+            max_staleness=min(32.0, float(row["staleness"])), interrupt=row["system"] == "areal"
         )
     scale = 1 / parameters.areal_scale if str(row["block"]).startswith("Fig. 4") else 1.0
     return Plan(run=run, schedule=schedule, scale=scale)
