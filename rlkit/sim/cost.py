@@ -164,7 +164,8 @@ def _pass(run: Run, tokens: float, squares: float, *, forwards: float, exchanges
     micro = max(run.minibatches, mine / run.micro_batch_tokens)  # micro-batches of a rank
     experts = run.train_ep * cut.tp if model.expert_parameters else 1
     # Activations go through the layers of one stage; weights of FSDP are gathered by all trainers.
-    network_s = forwards * _layer_traffic_s(run, mine, cut.tp, max(experts, cut.tp)) / cut.pp
+    once_s = _layer_traffic_s(run, mine / micro, cut.tp, max(experts, cut.tp))
+    network_s = forwards * micro * once_s / cut.pp
     if run.sharded:
         network_s += exchanges * micro * model.weight_bytes / _network(run)
     busy = _matmuls(run, flops, network_s=network_s, other_s=0.0)

@@ -35,9 +35,10 @@ class Engine:
         self._waiting: deque[tuple[float, int]] = deque()
         self._base_s = base_s  # of a step of so many rows that hold nothing
         self._slope_s = decode_step(run, 1, 1.0).seconds - decode_step(run, 1, 0.0).seconds
-        one = prefill(run, 1.0, 0.0).seconds
-        self._prefill_s = one
-        self._square_s = prefill(run, 1.0, 1.0).seconds - one
+        # Latencies come once a pass, whose tokens are many, so they are left out a token.
+        none_s = prefill(run, 0.0, 0.0).seconds
+        self._prefill_s = prefill(run, 1.0, 0.0).seconds - none_s
+        self._square_s = prefill(run, 0.0, 1.0).seconds - none_s
 
     @property
     def running(self) -> int:
