@@ -2,23 +2,26 @@
 
 python experiments/studies.py fit      # fills [parameters] of fit.toml
 python experiments/studies.py score    # prints the scores of the held-out cells
+python experiments/studies.py without  # each study scored by a fit without it
+python experiments/studies.py ablate   # seconds of three runs without each effect
 """
 
 import importlib.util
 import sys
 import tomllib
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pandas as pd
 
 from rlkit import experiment
-from rlkit.sim.study import BOUNDS, Build, Parameters, Row, fit, null, predict, summary
+from rlkit.sim.study import BOUNDS, Build, Parameters, Row, fit, null, played, predict, summary
 
 ROOT = Path(__file__).resolve().parent
 FIT = ROOT / "fit.toml"
 STUDIES = ("070_mindspeed_rl", "071_areal", "072_verl_async")
 NULL = "null model"
+START = Parameters()
 
 
 def read_fit() -> dict:
@@ -103,7 +106,11 @@ def table(results: pd.DataFrame) -> str:
 
 
 def run_fit(
-    names: tuple[str, ...] = tuple(BOUNDS), without: str = "", **start: float
+    names: tuple[str, ...] = tuple(BOUNDS),
+    *,
+    without: str = "",
+    rounds: int = 8,
+    start: Parameters = START,
 ) -> Parameters:
     """The fit over the cells of fit.toml, ``without`` one study."""
     plan, chosen = read_fit(), []
@@ -111,9 +118,8 @@ def run_fit(
         build = build_of(study)
         wanted = () if study == without else plan["fit"][study]
         chosen += [(row, build) for row in cells(ROOT / study) if row["cell"] in wanted]
-    return fit(
-        chosen, Parameters(**start), names=names, report=lambda line: print(line, flush=True)
-    )
+    say = lambda line: print(line, flush=True)
+    return fit(chosen, start, names=names, rounds=rounds, report=say)
 
 
 def write_parameters(parameters: Parameters) -> None:
@@ -137,8 +143,52 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows).round(3)
 
 
+def without() -> pd.DataFrame:
+    """Held-out scores of each study by a fit that saw none of its cells.
+
+    Parameters that only this study tells of keep the common fit's values.
+    """
+    plan, frames = read_fit(), []
+    common = Parameters(**plan["parameters"])
+    own = {"071_areal": ("code_tokens", "areal_scale"), "072_verl_async": ("dapo_tokens",)}
+    for study, fixed in own.items():
+        names = tuple(name for name in BOUNDS if name not in fixed)
+        found = run_fit(names, without=study, rounds=3, start=common)
+        print(study, found)
+        frames.append(predicted(study, found, plan))
+    return scores(pd.concat(frames))
+
+
+def ablate() -> pd.DataFrame:
+    """AReaL's 1.5B runs with one effect off at a time, nothing fitted again."""
+    plan = read_fit()
+    p, build = Parameters(**plan["parameters"]), build_of("071_areal")
+    rows = {row["cell"]: row for row in cells(ROOT / "071_areal")}
+    changes = {
+        "full": (p, lambda run: run),
+        "no length tail": (replace(p, sigma=0.05), lambda run: run),
+        "no overhead of a decode step": (replace(p, decode_overhead_s=1e-9), lambda run: run),
+        "no reads of the cache": (p, lambda run: replace(run, model=replace(run.model, kv_size=1))),
+        "no trainer's cost a sequence": (replace(p, trainer_s_per_sequence=0.0), lambda run: run),
+        "no time to load weights": (p, lambda run: replace(run, reshard=None)),
+    }
+    found = []
+    for name, (parameters, change) in changes.items():
+        seconds = {}
+        for label, cell in (("sync", "t1_1.5B_sync"), ("1", "f5c_1"), ("4", "t1_1.5B_areal")):
+            made = build(rows[cell], parameters)
+            seconds[label] = played(change(made.run), made.schedule, 0).step_s
+        ratio = seconds["sync"] / seconds["4"]
+        found.append({"effect": name, **seconds, "sync / staleness 4": ratio})
+    return pd.DataFrame(found).round(2)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["fit"]:
+    if sys.argv[1:] == ["without"]:
+        print(without().to_string())
+    elif sys.argv[1:] == ["ablate"]:
+        print(experiment.markdown(ablate()))
+    elif sys.argv[1:] == ["fit"]:
         found = run_fit()
         print(asdict(found))
         write_parameters(found)
