@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent
 FIT = ROOT / "fit.toml"
 STUDIES = ("070_mindspeed_rl", "071_areal", "072_verl_async")
 NULL = "null model"
-START = Parameters()
+START = Parameters(slow_software=2.5, dapo_tokens=900.0, trainer_s_per_sequence=6e-3)
 
 
 def read_fit() -> dict:
@@ -109,7 +109,7 @@ def run_fit(
     names: tuple[str, ...] = tuple(BOUNDS),
     *,
     without: str = "",
-    rounds: int = 8,
+    rounds: int = 6,
     start: Parameters = START,
 ) -> Parameters:
     """The fit over the cells of fit.toml, ``without`` one study."""

@@ -153,7 +153,7 @@ def update(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
 
 def _call(run: Run, sequences: float) -> Cost:
     """Handing sequences to the trainer, once a call: data path, balancing, what ranks wait for."""
-    return Cost(other_s=software(run) * run.costs.trainer_s_per_sequence * sequences)
+    return Cost(other_s=run.costs.trainer_s_per_sequence * sequences)
 
 
 def _pass(run: Run, tokens: float, squares: float, *, forwards: float, exchanges: float) -> Cost:

@@ -125,7 +125,7 @@ def fit(
     start: Parameters,
     *,
     names: Sequence[str],
-    rounds: int = 8,
+    rounds: int = 6,
     report: Callable[[str], None] = lambda line: None,
 ) -> Parameters:
     """Least squares of log errors over ``cells`` (Levenberg, 1944; Marquardt, 1963), in logarithms.
