@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlkit.metrics import MetricLog
+from rlkit.sim import cost
 from rlkit.sim.engine import Engine
 from rlkit.sim.memory import Memory
 from rlkit.sim.work import Run
@@ -150,6 +151,29 @@ class Simulation:
     def frame(self) -> Any:
         """DataFrame of metrics, a row a step: ``MetricLog.frame``."""
         return self.log.frame()
+
+    def bounds(self) -> Any:
+        """DataFrame, a row a stage of a mean step: lower_s, seconds, upper_s.
+
+        Everything overlaps, the estimate, nothing overlaps. ``decode_step`` is one token of a full
+        engine.
+        """
+        import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+        run, sequences = self.run, self.run.workload.sequences
+        tokens, squares = (sequences * each for each in run.moments)
+        rows = min(self.memory.max_rows, -(-sequences // max(1, run.num_engines)))
+        stages = {
+            "decode_step": cost.decode_step(run, rows, rows * run.moments[0] / 2),
+            "logprobs": cost.logprobs(run, tokens, squares, sequences),
+            "update": cost.update(run, tokens, squares, sequences),
+            "dock": run.dock(run).cost if run.dock else cost.Cost(),
+            "reshard": run.reshard(run).cost if run.reshard else cost.Cost(),
+        }
+        return pd.DataFrame(
+            [(name, each.lower_s, each.seconds, each.upper_s) for name, each in stages.items()],
+            columns=["stage", "lower_s", "seconds", "upper_s"],
+        )
 
     def __repr__(self) -> str:
         what = f"{self.run.model.name} on {self.run.num_devices} {self.run.node.device.name}"

@@ -77,6 +77,13 @@ def test_naive_resharding_keeps_the_trainers_weights_and_swapping_does_not():
     assert kept.max_rows <= swapped.max_rows
 
 
+def test_every_stage_has_its_bounds(found):
+    frame = found.bounds().set_index("stage")
+    assert (frame["lower_s"] <= frame["seconds"]).all()
+    assert (frame["seconds"] <= frame["upper_s"]).all()
+    assert frame.loc["update", "seconds"] == pytest.approx(found.mean("time/update_s"), rel=0.2)
+
+
 def test_out_of_memory_is_a_result_that_says_where():
     run = shared_run(model=specs.QWEN25_32B, train=Layout(tp=2), generate=Layout(tp=8))
     found = sim.simulate(run, sim.synchronous())
