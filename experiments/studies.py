@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent
 FIT = ROOT / "fit.toml"
 STUDIES = ("070_mindspeed_rl", "071_areal", "072_verl_async")
 NULL = "null model"
-START = Parameters(slow_software=2.5, dapo_tokens=900.0, trainer_s_per_sequence=6e-3)
+START = Parameters(slow_software=3.0, dapo_tokens=900.0, code_tokens=15_000.0, sigma=1.0)
 
 
 def read_fit() -> dict:
