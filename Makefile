@@ -39,7 +39,7 @@ lab: $(STAMP) ## open JupyterLab in notebooks/
 	$(PY) -m jupyterlab --notebook-dir=notebooks $(ARGS)
 
 test: $(STAMP) ## run the tests, all but the slow ones and those for a GPU, an NPU or vLLM
-	$(PY) -m pytest -m "not slow and not npu and not gpu and not vllm" $(ARGS)
+	$(PY) -m pytest -m "not slow and not npu and not gpu and not vllm" --durations=20 $(ARGS)
 
 test-slow: $(STAMP) ## run the tests that `make test` leaves out
 	$(PY) -m pytest -m "slow or npu or gpu or vllm" $(ARGS)

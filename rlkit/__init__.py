@@ -22,6 +22,7 @@ _NAMES = {
     "TorchBackend": "rlkit.backends",
     "RolloutWorker": "rlkit.workers",
     "ActorWorker": "rlkit.workers",
+    "CriticWorker": "rlkit.workers",
     "ReferenceWorker": "rlkit.workers",
     "WorkerContext": "rlkit.workers",
     "launch": "rlkit.cluster",

@@ -32,10 +32,11 @@ class AdvantageFn(Protocol):
 class LossFn(Protocol):
     """``(logprobs [B, T], batch) -> (scalar, dict of 0-d tensors)``.
 
-    A third parameter named ``entropy`` gets the entropies [B, T] of the next-token distributions.
+    Of a critic: values [B, T] first. A third parameter named ``entropy`` gets the entropies [B, T]
+    of the next-token distributions.
     """
 
-    def __call__(self, logprobs: "Tensor", batch: "Batch") -> "tuple[Tensor, dict[str, Tensor]]":
+    def __call__(self, logprobs: "Tensor", batch: "Batch", /) -> "tuple[Tensor, dict[str, Tensor]]":
         """Loss and metrics of one micro-batch, averaged with ``batch.token_mean``."""
         ...
 
@@ -93,11 +94,11 @@ class Backend(Protocol):
     """Runs a model forward and backward over packed rows."""
 
     def forward(self, batch: "Batch", *, entropy: bool = False) -> "tuple[Rows, Rows | None]":
-        """Logprobs (and entropies) of the response tokens."""
+        """Logprobs (and entropies) of the response tokens; of a critic their values."""
         ...
 
     def forward_backward(self, batch: "Batch", loss_fn: LossFn) -> "dict[str, Tensor]":
-        """Add the gradient of one micro-batch; returns its share of the metrics."""
+        """Add the gradient of one micro-batch; returns its share of metrics and ``loss``."""
         ...
 
     def step(self) -> "dict[str, float]":

@@ -75,7 +75,7 @@ def main() -> None:
         if step % 25 == 24:
             model = rk.models.Pretrained(model.spec, model.tokenizer, backend.state_dict())
             right = accuracy(model, task, temperature=1.0)
-            print(f"step {step + 1} loss {metrics['policy/loss']:.3f} sampled accuracy {right:.3f}")
+            print(f"step {step + 1} loss {metrics['loss']:.3f} sampled accuracy {right:.3f}")
             if right >= args.target:
                 break
     half = {name: tensor.to(torch.bfloat16) for name, tensor in backend.state_dict().items()}

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -16,6 +17,8 @@ FOLDERS = sorted((Path(__file__).resolve().parent.parent / "experiments").glob("
 
 
 def load(folder):
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # for modules beside run.py, as Python does for a script
     spec = importlib.util.spec_from_file_location(f"experiment_{folder.name}", folder / "run.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

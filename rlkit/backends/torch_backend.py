@@ -1,5 +1,5 @@
-"""TorchBackend: forward, backward and AdamW of a decoder on one device, gradients summed over
-data-parallel ranks.
+"""TorchBackend: forward, backward and AdamW of a decoder or critic on one device, gradients summed
+over data-parallel ranks.
 """
 
 import inspect
@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlkit.algo.logprobs import entropy_from_logits, logprobs_from_logits
 from rlkit.backends.packing import Packed, pack
 from rlkit.batch import Batch
 from rlkit.config import Layout, OptimConfig
@@ -24,7 +23,7 @@ logger = logging.getLogger("rlkit.backends")
 
 
 class TorchBackend:
-    """Trains a decoder; ``reduce`` sums a flat tensor over data-parallel ranks, in place."""
+    """Trains a decoder or a critic; ``reduce`` sums a flat tensor over ranks, in place."""
 
     def __init__(
         self,
@@ -56,43 +55,39 @@ class TorchBackend:
         return Layout(dp=self._dp_size)
 
     def forward(self, batch: Batch, *, entropy: bool = False) -> tuple[Rows, Rows | None]:
-        """Logprobs, and entropies if asked for, of the response tokens of B rows, unpadded, in host
-        memory.
+        """Logprobs (values of a critic), and entropies if asked for, of the response tokens of B
+        rows, unpadded, in host memory.
         """
         with torch.no_grad():  # not inference_mode: what it makes may enter a gradient
             packed = pack(batch, device=self.device)
-            logprobs, entropies = self._logprobs(packed, entropy=entropy)
+            found, entropies = self._per_token(packed, entropy=entropy)
             lengths = packed.targets.lengths
-        return Rows(logprobs.cpu(), lengths), Rows(entropies.cpu(), lengths) if entropy else None
+        return Rows(found.cpu(), lengths), Rows(entropies.cpu(), lengths) if entropy else None
 
     def forward_backward(self, batch: Batch, loss_fn: LossFn) -> dict[str, Tensor]:
         """Add the gradient of one micro-batch's share of the loss.
 
-        Returns its share of each metric.
+        Returns its share of each metric, of the loss as ``loss``.
         """
         packed = pack(batch, device=self.device)
         wants_entropy = "entropy" in inspect.signature(loss_fn).parameters
-        logprobs, entropies = self._logprobs(packed, entropy=wants_entropy)
+        found, entropies = self._per_token(packed, entropy=wants_entropy)
         lengths = packed.targets.lengths
         batch.device = self.device
         more = {"entropy": Rows(entropies, lengths).padded()} if wants_entropy else {}
-        result = loss_fn(Rows(logprobs, lengths).padded(), batch, **more)  # [B, T]
+        result = loss_fn(Rows(found, lengths).padded(), batch, **more)  # [B, T]
         loss, metrics = check_loss(result)
         if loss.requires_grad:
             loss.backward()
-        return metrics | {"policy/loss": loss.detach()}
+        return metrics | {"loss": loss.detach()}
 
-    def _logprobs(self, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
-        """Packed logprobs [M] and entropies [M] (empty unless asked for)."""
+    def _per_token(self, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Logprobs or values [M], and entropies [M] (none unless asked for), packed."""
         attend = PackedAttention(packed.lengths)
         hidden = self.decoder(packed.ids, positions(packed.lengths), attend)
-        logits = self.decoder.logits(hidden[packed.predict])  # [M, V]
-        logprobs = logprobs_from_logits(
-            logits, packed.targets.tensor, temperature=packed.temperature
+        return self.decoder.per_token(
+            hidden[packed.predict], packed.targets.tensor, packed.temperature, entropy=entropy
         )
-        if not entropy:
-            return logprobs, logprobs.new_zeros(0)
-        return logprobs, entropy_from_logits(logits, temperature=packed.temperature)
 
     def step(self) -> dict[str, float]:
         """One AdamW step on the gradients summed over micro-batches and ranks, clipped by their

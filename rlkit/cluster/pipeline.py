@@ -83,7 +83,6 @@ class Pipeline:
         """Take up a call that was started."""
         with self._lock:
             self._calls.append(call)
-        self._pump(0.0)
 
     def clear(self) -> None:
         """Forget all calls: their processes are gone."""
@@ -99,6 +98,7 @@ class Pipeline:
 
     def settle(self) -> None:
         """Before a call: one that was interrupted must have ended, or this says what runs."""
+        self._pump(0.0)
         if self._lost:
             raise RuntimeError(f"{self.name}: {self._lost}")
         call = self._interrupted

@@ -17,6 +17,7 @@ from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.host import CONTROL, WorkerHost
 from rlkit.cluster.pipeline import Call, Pipeline
 from rlkit.functions import ship
+from rlkit.shield import shield
 from rlkit.workers.context import Rendezvous, WorkerContext
 
 if TYPE_CHECKING:
@@ -187,9 +188,10 @@ class RayTransport:
         with self._starting:  # all ranks get the calls of several threads in one order
             self.pipeline.settle()
             payload, epoch = ray.put((args, kwargs)), self.pipeline.epoch
-            refs = [host.call.remote(method, payload, stage, call, epoch) for host in self.hosts]
-            started = Call(call, method, refs, (args, kwargs))
-            self.pipeline.add(started)
+            with shield:  # on all ranks or on none, for they would wait for each other
+                refs = [h.call.remote(method, payload, stage, call, epoch) for h in self.hosts]
+                started = Call(call, method, refs, (args, kwargs))
+                self.pipeline.add(started)
         return started
 
     def finish(self, call: Call, batch: Batch | None, timeout_s: float | None) -> Any:

@@ -6,11 +6,13 @@ in, so the same weights train on packed sequences and decode with a cache.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rlkit.algo.logprobs import entropy_from_logits, logprobs_from_logits
 from rlkit.config import ModelSpec
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -154,9 +156,43 @@ class Decoder(nn.Module):
         """[M, hidden] -> [M, V]; row i predicts the token after the one of row i."""
         return self.lm_head(hidden)
 
+    def per_token(
+        self, hidden: Tensor, targets: Tensor, temperature: Tensor, *, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What training reads of M tokens: their logprobs [M], and entropies [M] if asked for, else
+        none.
+
+        hidden [M, hidden] where each token of targets [M] is predicted; temperature [M].
+        """
+        logits = self.logits(hidden)  # [M, V]
+        logprobs = logprobs_from_logits(logits, targets, temperature=temperature)
+        if not entropy:
+            return logprobs, logprobs.new_zeros(0)
+        return logprobs, entropy_from_logits(logits, temperature=temperature)
+
     def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [N, 1, D] of the rotary embedding (Su et al., 2021), computed in fp32."""
         half = torch.arange(0, self.spec.head_dim, 2, device=positions.device, dtype=torch.float32)
         angle = positions.float()[:, None] / self.spec.rope_theta ** (half / self.spec.head_dim)
         angle = torch.cat((angle, angle), -1)[:, None]  # [N, 1, D]
         return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+class Critic(Decoder):
+    """A decoder with a value head in place of the output embedding: the return to expect."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(replace(spec, tie_embeddings=False))
+        del self.lm_head
+        self.value_head = nn.Linear(spec.hidden_size, 1)
+
+    def per_token(
+        self, hidden: Tensor, targets: Tensor, temperature: Tensor, *, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Values [M] of the states before M tokens, which are not looked at; no entropies."""
+        if entropy:
+            raise TypeError(
+                "loss_fn: got a parameter 'entropy', which a critic has not; need (values, batch)."
+            )
+        values = self.value_head(hidden)[:, 0].float()  # [M, 1] -> [M]
+        return values, values.new_zeros(0)

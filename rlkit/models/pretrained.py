@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlkit.config import ModelSpec
-from rlkit.models.decoder import Decoder
+from rlkit.models.decoder import Critic, Decoder
 from rlkit.models.tokenizer import CharTokenizer, Tokenizer, from_folder
 
 ARCHITECTURES = {
@@ -27,21 +27,35 @@ ARCHITECTURES = {
 class Pretrained:
     """Weights by Hugging Face name, the shape they belong to, and the tokenizer.
 
-    Cheap to pass to workers.
+    Cheap to pass to workers. ``module`` is the class that the weights are of.
     """
 
     def __init__(
-        self, spec: ModelSpec, tokenizer: Tokenizer, weights: Mapping[str, Tensor]
+        self,
+        spec: ModelSpec,
+        tokenizer: Tokenizer,
+        weights: Mapping[str, Tensor],
+        *,
+        module: type[Decoder] = Decoder,
     ) -> None:
         self.spec, self.tokenizer, self.weights = spec, tokenizer, dict(weights)
+        self.module = module
 
     def build(self, *, device: Any = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
         """A decoder with a copy of these weights."""
         with torch.device("meta"):
-            decoder = Decoder(self.spec)
+            decoder = self.module(self.spec)
         decoder = decoder.to_empty(device=device).to(dtype).tie()
         load_weights(decoder, self.weights)
         return decoder
+
+    def as_critic(self) -> "Pretrained":
+        """A critic that starts from this policy's body; its head is 0, and so is every value."""
+        body = {k: v for k, v in self.weights.items() if k != "lm_head.weight"}
+        like = self.weights["model.norm.weight"]  # [hidden]
+        head = {"weight": torch.zeros_like(like)[None], "bias": torch.zeros_like(like[:1])}
+        weights = body | {f"value_head.{name}": value for name, value in head.items()}
+        return Pretrained(self.spec, self.tokenizer, weights, module=Critic)
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write a folder that transformers and vLLM load.

@@ -1,8 +1,21 @@
 """Dynamic sampling: draw prompts until enough of their groups are worth a step."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rlkit.batch import Batch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filled:
+    """What ``fill_groups`` drew."""
+
+    batch: Batch
+    """The groups of this step."""
+    surplus: Batch | None
+    """Groups that pass the filter, too, for the next step."""
+    metrics: dict[str, float]
+    """``sampling/...`` of the rounds."""
 
 
 def fill_groups(
@@ -10,37 +23,54 @@ def fill_groups(
     keep: Callable[[Batch], bool],
     *,
     num_groups: int,
+    column: str = "rewards",
+    surplus: Batch | None = None,
     max_rounds: int = 10,
     allow_short: bool = False,
-) -> Batch:
+) -> Filled:
     """Exactly ``num_groups`` groups that pass ``keep``, drawn in rounds (DAPO, 2503.14476, 2025).
 
-    ``sample(num)`` generates and scores a batch of ``num`` new prompts; each round asks for as many
-    groups as are missing, and groups beyond the number needed are left out. ``keep(group)`` judges
-    one group: pass it the accuracy, not a shaped reward, which gives spread to a group that is all
-    wrong. After ``max_rounds`` a RuntimeError says how many there are, or, with ``allow_short``,
-    these are returned, if there are any.
+    ``sample(num)`` generates and scores a batch of new prompts, ``num`` groups being missing. It
+    may return more: whole groups beyond the number needed are the next call's ``surplus``.
+    ``keep(group)`` judges one group: let it read the accuracy, not a shaped reward, which gives
+    spread to a group that is all wrong. ``column`` is the one whose mean is reported.
+
+    After ``max_rounds`` a RuntimeError says how many there are, or, with ``allow_short``, these are
+    returned, if there are any.
     """
     if num_groups < 1 or max_rounds < 1:
         raise ValueError(
             f"fill_groups: got num_groups={num_groups}, max_rounds={max_rounds}; need at least 1 "
             "of each."
         )
-    kept: list[Batch] = []
-    num_rows, num_drawn, total = 0, 0, 0.0
-    for _ in range(max_rounds):
+    kept = [] if surplus is None else list(surplus.groups())
+    num_carried, num_rounds, num_rows, num_drawn, total = len(kept), 0, 0, 0, 0.0
+    while len(kept) < num_groups and num_rounds < max_rounds:
         batch = sample(num_groups - len(kept))
         groups = list(batch.groups())
-        num_rows, num_drawn = num_rows + len(batch), num_drawn + len(groups)
-        total += float(batch["rewards"].double().nansum())
         kept += [group for group in groups if keep(group)]
-        if len(kept) >= num_groups:
-            break
+        num_rounds += 1
+        num_rows += len(batch)
+        num_drawn += len(groups)
+        total += float(batch[column].double().nansum())
+    mean = total / max(num_rows, 1)
     if len(kept) < num_groups and not (allow_short and kept):
         raise RuntimeError(
-            f"fill_groups: got {len(kept)} of the {num_groups} groups needed after {max_rounds} "
-            f"rounds and {num_drawn} prompts (mean reward {total / max(num_rows, 1):.3g}). Near 0 "
-            "take easier prompts, near 1 harder ones; or raise max_rounds, or pass "
-            "allow_short=True for a smaller step."
+            f"fill_groups: got {len(kept)} of the {num_groups} groups needed after {num_rounds} "
+            f"rounds and {num_drawn} prompts (mean of {column} {mean:.3g}). Near 0 take easier "
+            "prompts, near 1 harder ones; or raise max_rounds, or pass allow_short=True for a "
+            "smaller step."
         )
-    return Batch.concat(kept[:num_groups])
+    metrics = {
+        "sampling/num_rounds": float(num_rounds),
+        "sampling/num_responses": float(num_rows),
+        "sampling/num_carried": float(num_carried),
+        "sampling/kept_fraction": (len(kept) - num_carried) / max(num_drawn, 1),
+        "sampling/accuracy": mean,
+    }
+    rest = kept[num_groups:]
+    return Filled(
+        batch=Batch.concat(kept[:num_groups]),
+        surplus=Batch.concat(rest) if rest else None,
+        metrics=metrics,
+    )

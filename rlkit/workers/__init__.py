@@ -2,6 +2,6 @@
 
 from rlkit.workers.context import WorkerContext
 from rlkit.workers.rollout import RolloutWorker
-from rlkit.workers.train import ActorWorker, ReferenceWorker
+from rlkit.workers.train import ActorWorker, CriticWorker, ReferenceWorker
 
-__all__ = ["ActorWorker", "ReferenceWorker", "RolloutWorker", "WorkerContext"]
+__all__ = ["ActorWorker", "CriticWorker", "ReferenceWorker", "RolloutWorker", "WorkerContext"]

@@ -1,36 +1,33 @@
-"""ActorWorker trains the policy; ReferenceWorker only reads it; both compute logprobs."""
+"""ActorWorker trains the policy, CriticWorker its values; ReferenceWorker only reads a policy."""
 
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rlkit import trace
+from rlkit.algo import clipped_value_loss
 from rlkit.backends.torch_backend import TorchBackend
 from rlkit.batch import Batch
 from rlkit.checks import whole
-from rlkit.columns import check_mask
 from rlkit.config import OptimConfig
 from rlkit.functions import Source, source_of
-from rlkit.metrics import StepMetrics, reduce_metric
+from rlkit.metrics import StepMetrics
 from rlkit.models import pretrained
 from rlkit.models.pretrained import Pretrained
 from rlkit.reshard.plan import TensorFacts, facts_of
-from rlkit.rows import Rows, concat
 from rlkit.store import Column
 from rlkit.types import LossFn
 from rlkit.workers import memory, state, weights
 from rlkit.workers.context import Rendezvous, WorkerContext
 from rlkit.workers.shards import Receipt
 from rlkit.workers.stages import stage
+from rlkit.workers.steps import add_up, average, check_call, check_finite, mix, per_token
 
 TOKEN_BUDGET = 8192
-CHECKED = ("old_logprobs", "ref_logprobs", "rollout_logprobs", "advantages", "returns", "values")
 
 
 class ReferenceWorker:
@@ -52,29 +49,33 @@ class ReferenceWorker:
     @stage("ref_logprobs", column="ref_logprobs")
     def compute_logprobs(self, batch: Batch) -> Column:
         """Logprobs [B, T] of the response tokens, each at its row's sampling temperature."""
-        return _compute_logprobs(self, batch, "ref_logprobs")
+        return per_token(self, batch, "ref_logprobs")
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by category of the trace."""
         return memory.of_backend(self.backend)
 
 
-class ActorWorker:
-    """The policy in training: AdamW over micro-batches of at most ``token_budget`` tokens."""
+class Trainer:
+    """What actor and critic share: AdamW over micro-batches of at most ``token_budget`` tokens."""
+
+    area = ""
+    """Of the metrics that every update writes."""
+    loss_name = ""
+    """Metric of the loss."""
 
     def __init__(
         self,
         model: Pretrained,
         *,
-        lr: float = 1e-6,
-        optim: OptimConfig | None = None,
-        backend: Any = TorchBackend,
-        token_budget: int = TOKEN_BUDGET,
-        context: WorkerContext | None = None,
+        lr: float,
+        optim: OptimConfig | None,
+        backend: Any,
+        token_budget: int,
+        context: WorkerContext | None,
     ) -> None:
         self.context = context or WorkerContext()
         self.token_budget = whole("token_budget", token_budget, what="token")
-        self.spec, self.tokenizer = model.spec, model.tokenizer
         peers = self.context.collective
         self.backend = backend(
             model,
@@ -84,36 +85,22 @@ class ActorWorker:
             reduce=None if peers is None else peers.sum_,
             dp_size=self.context.dp_size,
         )
-        self.link = weights.Link(device=self.context.device)
         self._version = 0
 
     @property
     def version(self) -> int:
-        """Policy version: calls of ``update`` that ended."""
+        """Calls of ``update`` that ended; of an actor the policy version."""
         return self._version
 
-    @stage("logprobs", column="old_logprobs")
-    def compute_logprobs(self, batch: Batch) -> Column:
-        """Logprobs [B, T] of the response tokens under the current weights."""
-        return _compute_logprobs(self, batch, "old_logprobs")
-
-    @stage("update")
-    def update(
-        self, batch: Batch, *, loss_fn: LossFn, minibatches: int = 1, epochs: int = 1
+    def _update(
+        self, batch: Batch, loss_fn: LossFn, *, minibatches: int, epochs: int
     ) -> StepMetrics:
-        """``epochs`` passes over the batch, each of ``minibatches`` optimizer steps on whole
-        groups.
-
-        Means in the metrics are over the trainable tokens of an optimizer step, then over the
-        steps. The version advances by one. An error leaves the version, and the weights as of the
-        last whole optimizer step.
-        """
         check_call(batch, loss_fn, epochs)
         seed, rank, size = self.context.seed, self.context.dp_rank, self.context.dp_size
         steps = [
             step.shard(rank, size)
             for epoch in range(epochs)
-            for step in batch.minibatches(minibatches, seed=_mix(seed, self.version, epoch))
+            for step in batch.minibatches(minibatches, seed=mix(seed, self.version, epoch))
         ]
         mine = batch.select(
             np.isin(batch.uids, np.concatenate([step.uids for step in steps]))
@@ -141,13 +128,11 @@ class ActorWorker:
         on.
         """
         share = average([shares for shares, _ in records])
-        same: dict[str, Any] = {
-            f"actor/{name}": value for name, value in average([info for _, info in records]).items()
-        }
-        same["actor/skipped_steps"] = float(sum(info["skipped_steps"] for _, info in records))
-        same["actor/lr"] = records[-1][1]["lr"]
-        same["actor/version"] = self.version
-        same["actor/loss_hash"] = source.hash
+        share[self.loss_name] = share.pop("loss")
+        same: dict[str, Any] = average([info for _, info in records])
+        same["skipped_steps"] = float(sum(info["skipped_steps"] for _, info in records))
+        same |= {"lr": records[-1][1]["lr"], "version": self.version, "loss_hash": source.hash}
+        same = {f"{self.area}/{name}": value for name, value in same.items()}
         return StepMetrics(share, same=same, sources={source.hash: source})
 
     def resync(self) -> None:
@@ -159,6 +144,57 @@ class ActorWorker:
     def memory(self) -> dict[str, int]:
         """Bytes held now, by category of the trace."""
         return memory.of_backend(self.backend)
+
+    def save_state(self, folder: str | os.PathLike[str]) -> Receipt | None:
+        """Write weights, optimizer state and version into a folder; the first rank does.
+
+        Returns each file's bytes and sha256.
+        """
+        return state.save(self, folder)
+
+    def load_state(self, folder: str | os.PathLike[str]) -> None:
+        """Go on from what ``save_state`` wrote; an error leaves the worker as it was."""
+        self._version = state.load(self, folder)
+
+
+class ActorWorker(Trainer):
+    """The policy in training."""
+
+    area, loss_name = "actor", "policy/loss"
+
+    def __init__(
+        self,
+        model: Pretrained,
+        *,
+        lr: float = 1e-6,
+        optim: OptimConfig | None = None,
+        backend: Any = TorchBackend,
+        token_budget: int = TOKEN_BUDGET,
+        context: WorkerContext | None = None,
+    ) -> None:
+        super().__init__(
+            model, lr=lr, optim=optim, backend=backend, token_budget=token_budget, context=context
+        )
+        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.link = weights.Link(device=self.context.device)
+
+    @stage("logprobs", column="old_logprobs")
+    def compute_logprobs(self, batch: Batch) -> Column:
+        """Logprobs [B, T] of the response tokens under the current weights."""
+        return per_token(self, batch, "old_logprobs")
+
+    @stage("update")
+    def update(
+        self, batch: Batch, *, loss_fn: LossFn, minibatches: int = 1, epochs: int = 1
+    ) -> StepMetrics:
+        """``epochs`` passes over the batch, each of ``minibatches`` optimizer steps on whole
+        groups.
+
+        Means in the metrics are over the trainable tokens of an optimizer step, then over the
+        steps. The version advances by one. An error leaves the version, and the weights as of the
+        last whole optimizer step.
+        """
+        return self._update(batch, loss_fn, minibatches=minibatches, epochs=epochs)
 
     def weights(self) -> dict[str, Tensor]:
         """Weights by Hugging Face name, not copied."""
@@ -191,94 +227,40 @@ class ActorWorker:
         """Write a Hugging Face checkpoint folder."""
         return pretrained.save(folder, self.spec, self.tokenizer, self.backend.state_dict())
 
-    def save_state(self, folder: str | os.PathLike[str]) -> Receipt | None:
-        """Write weights, optimizer state and version into a folder; the first rank does.
 
-        Returns each file's bytes and sha256.
-        """
-        return state.save(self, folder)
+class CriticWorker(Trainer):
+    """The critic of PPO in training: the policy's body, with a value head that starts at 0."""
 
-    def load_state(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from what ``save_state`` wrote; an error leaves the worker as it was."""
-        self._version = state.load(self, folder)
+    area, loss_name = "critic", "critic/loss"
 
-
-def _compute_logprobs(worker: Any, batch: Batch, name: str) -> Column:
-    context = worker.context
-    mine = batch.shard(context.dp_rank, context.dp_size)
-    local = mine.load()
-    place = {uid: i for i, uid in enumerate(mine.uids.tolist())}
-    pieces = local.microbatches(worker.token_budget)
-    found = [worker.backend.forward(piece)[0] for piece in pieces]
-    if not found:
-        rows = Rows(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
-    else:
-        order = np.argsort(
-            [place[uid] for piece in pieces for uid in piece.uids.tolist()], kind="stable"
+    def __init__(
+        self,
+        model: Pretrained,
+        *,
+        lr: float = 1e-5,
+        optim: OptimConfig | None = None,
+        backend: Any = TorchBackend,
+        token_budget: int = TOKEN_BUDGET,
+        context: WorkerContext | None = None,
+    ) -> None:
+        model = model.as_critic()
+        super().__init__(
+            model, lr=lr, optim=optim, backend=backend, token_budget=token_budget, context=context
         )
-        rows = concat(found, name=name).select(torch.from_numpy(order))
-    return Column(name, batch.store, mine.uids, [batch.store.put(name, mine.uids, rows)])
 
+    @stage("values", column="values")
+    def compute_values(self, batch: Batch) -> Column:
+        """Values [B, T]: at each response token that of the state before it."""
+        return per_token(self, batch, "values")
 
-def check_call(batch: Batch, loss_fn: Callable[..., Any], epochs: int) -> None:
-    """Errors of an update that can be told before any work."""
-    if not len(batch):
-        raise ValueError("update: got an empty batch, need at least one row.")
-    whole("epochs", epochs)
-    if not callable(loss_fn):
-        raise TypeError(
-            f"loss_fn: got {type(loss_fn).__name__}, need a function (logprobs [B, T], batch) -> "
-            "(loss, metrics)."
-        )
-    names = list(inspect.signature(loss_fn).parameters)
-    if len(names) < 2:
-        raise TypeError(f"loss_fn: got parameters {names}, need (logprobs, batch).")
-
-
-def check_finite(batch: Batch) -> None:
-    """ValueError if a column that a loss reads holds NaN or infinity under the mask, or if the
-    mask is none.
-
-    Names column, uid and token.
-    """
-    if "response_mask" in batch:
-        check_mask("response_mask", batch["response_mask"])
-    for name in CHECKED:
-        if name not in batch.columns:
-            continue
-        values = batch[name]
-        bad = ~torch.isfinite(values)
-        if values.ndim == 2 and "response_mask" in batch:
-            bad &= batch["response_mask"].bool()
-        if bool(bad.any()):
-            where = bad.nonzero()[0].tolist()
-            raise ValueError(
-                f"{name}: got {values[tuple(where)].item()} in the row of uid "
-                f"{int(batch.uids[where[0]])}"
-                f"{f', token {where[1]}' if len(where) > 1 else ''}; need finite numbers under "
-                "the response mask. "
-                "Look at the stage that wrote it, or drop the row with batch.select."
-            )
-
-
-def add_up(shares: list[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Metrics of micro-batches as one: sums; maxima and minima of names ending in _max and _min."""
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(name for share in shares for name in share):
-        values = [float(share[name]) for share in shares if name in share]
-        out[name] = reduce_metric(name, values)
-    return out
-
-
-def average(records: list[dict[str, float]]) -> dict[str, float]:
-    """Mean over optimizer steps; maxima and minima stay such."""
-    out = {}
-    for name in dict.fromkeys(name for record in records for name in record):
-        values = [record[name] for record in records if name in record]
-        extreme = name.endswith(("_max", "_min"))
-        out[name] = reduce_metric(name, values) if extreme else sum(values) / len(records)
-    return out
-
-
-def _mix(seed: int, version: int, epoch: int) -> int:
-    return (seed * 1_000_003 + version) * 1_009 + epoch
+    @stage("critic_update")
+    def update(
+        self,
+        batch: Batch,
+        *,
+        loss_fn: LossFn = clipped_value_loss,
+        minibatches: int = 1,
+        epochs: int = 1,
+    ) -> StepMetrics:
+        """``ActorWorker.update`` for a loss (values [B, T], batch) -> (scalar, metrics)."""
+        return self._update(batch, loss_fn, minibatches=minibatches, epochs=epochs)

@@ -101,7 +101,7 @@ def test_token_means_of_uneven_micro_batches_are_the_mean_over_tokens():  # faul
     _, shares = run(batch, batch.microbatches(1), loss_fn)
     assert len(shares) == 2
     assert sum(float(share["x"]) for share in shares) == 1.75
-    assert sum(float(share["policy/loss"]) for share in shares) == 1.75
+    assert sum(float(share["loss"]) for share in shares) == 1.75
 
 
 def test_tokens_outside_the_mask_have_no_gradient():
@@ -109,7 +109,7 @@ def test_tokens_outside_the_mask_have_no_gradient():
     batch["response_mask"] = torch.zeros_like(batch["response_mask"])
     backend, (metrics,) = run(batch.as_step(), [batch.as_step()])
     assert gradients(backend).abs().sum() == 0
-    assert metrics["policy/loss"] == 0
+    assert metrics["loss"] == 0
 
 
 def test_a_loss_of_value_zero_has_its_gradient():  # faults B15
@@ -121,7 +121,7 @@ def test_a_loss_of_value_zero_has_its_gradient():  # faults B15
     batch = make_batch()
     backend, (metrics,) = run(batch, [batch], loss_fn)
     before = {name: w.clone() for name, w in backend.state_dict().items()}
-    assert metrics["policy/loss"] == 0
+    assert metrics["loss"] == 0
     assert backend.step()["grad_norm"] > 0
     assert not all(torch.equal(w, before[name]) for name, w in backend.state_dict().items())
 

@@ -72,7 +72,7 @@ def test_learning_rate_zero_changes_no_bit_and_no_metric():  # faults C6
 def test_training_lowers_the_loss():
     backend, losses = make_backend(lr=3e-3), []
     for _ in range(10):
-        losses.append(float(backend.forward_backward(make_batch(), loss_fn)["policy/loss"]))
+        losses.append(float(backend.forward_backward(make_batch(), loss_fn)["loss"]))
         backend.step()
     assert losses[-1] < losses[0] - 0.1
 

@@ -91,15 +91,12 @@ def test_small_microbatches_end_with_the_same_weights(local):
     assert same_weights(local[2], small[2], tolerance=1e-5)
 
 
-def test_two_actors_on_frozen_batches_end_with_the_weights_of_one(ray_cluster):
-    """Five steps on the same tokens: 2 data-parallel ranks over gloo against 1 process."""
-    model = rk.models.tiny(pretrained="reverse_digits")
-    one = rk.ActorWorker(model, lr=1e-3)
-    two = ray_cluster.spawn(rk.ActorWorker, model, lr=1e-3, n=2, name="two_actors")
+def frozen_batches(num):
+    """Eleven responses of 1 to 8 random tokens each, with every column that a loss reads."""
     generator = torch.Generator().manual_seed(0)
-    for _ in range(5):
+    for _ in range(num):
         lengths = torch.randint(1, 9, (11,), generator=generator).tolist()
-        batch = rk.Batch.from_columns(
+        yield rk.Batch.from_columns(
             {
                 "group_ids": np.arange(11) // 3,
                 "prompt_ids": [torch.randint(3, 20, (4,), generator=generator) for _ in lengths],
@@ -108,8 +105,17 @@ def test_two_actors_on_frozen_batches_end_with_the_weights_of_one(ray_cluster):
                 "old_logprobs": [-torch.rand(n, generator=generator) for n in lengths],
                 "ref_logprobs": [-torch.rand(n, generator=generator) for n in lengths],
                 "advantages": [torch.randn(n, generator=generator) for n in lengths],
+                "returns": [torch.rand(n, generator=generator) for n in lengths],
             }
         )
+
+
+def test_two_actors_on_frozen_batches_end_with_the_weights_of_one(ray_cluster):
+    """Five steps on the same tokens: 2 data-parallel ranks over gloo against 1 process."""
+    model = rk.models.tiny(pretrained="reverse_digits")
+    one = rk.ActorWorker(model, lr=1e-3)
+    two = ray_cluster.spawn(rk.ActorWorker, model, lr=1e-3, n=2, name="two_actors")
+    for batch in frozen_batches(5):
         for actor in (one, two):
             actor.update(batch, loss_fn=grpo_loss, minibatches=2)
     assert all(same_weights(one.weights(), w, tolerance=1e-5) for w in two.weights())
@@ -127,3 +133,39 @@ def test_learning_rate_zero_changes_nothing_on_two_ranks(ray_cluster):
         actor.update(batch, loss_fn=grpo_loss)
     for weights in actor.weights():
         assert all(torch.equal(weights[name], model.weights[name]) for name in weights)
+
+
+def test_two_critics_on_frozen_batches_end_with_the_values_and_metrics_of_one(ray_cluster):
+    model = rk.models.tiny(pretrained="reverse_digits")
+    one = rk.CriticWorker(model, lr=1e-3)
+    two = ray_cluster.spawn(rk.CriticWorker, model, lr=1e-3, n=2, name="two_critics")
+    for batch in frozen_batches(5):
+        found, metrics = [], []
+        for critic in (one, two):
+            batch["values"] = critic.compute_values(batch)
+            found.append(batch["values"])
+            metrics.append(critic.update(batch, minibatches=2))
+        torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
+        assert metrics[0].pop("critic/loss_hash") == metrics[1].pop("critic/loss_hash")
+        assert metrics[1] == pytest.approx(metrics[0], abs=1e-4)
+    assert found[0].abs().max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "config"),
+    [
+        (rk.recipes.ppo, rk.recipes.PPOConfig(size=8, steps=3, kl_coef=1e-2, eval_every=0)),
+        (rk.recipes.dapo, rk.recipes.DAPOConfig(size=4, steps=3, eval_every=0)),
+    ],
+    ids=["ppo", "dapo"],
+)
+def test_a_recipe_on_ray_is_the_recipe_in_one_process(ray_cluster, recipe, config):
+    model = rk.models.tiny(pretrained="reverse_digits")
+    logs = [
+        recipe(cluster, model, rk.tasks.reverse_digits(length=6), config).log
+        for cluster in (rk.launch(backend="local"), ray_cluster)
+    ]
+    for one, other in zip(*(log.records for log in logs), strict=True):
+        names = [n for n in one if not n.startswith(("time/", "throughput/"))]
+        names = [n for n in names if not isinstance(one[n], str)]
+        assert [other[n] for n in names] == pytest.approx([one[n] for n in names], abs=1e-4)

@@ -14,15 +14,16 @@ pytestmark = pytest.mark.ray
 
 HERE = Path(__file__).resolve().parent
 NUM_NODES = int(os.environ.get("RLKIT_TEST_NODES", "1"))
-SUITE = ("test_numbers_agree.py", "test_edit_and_go_on.py", "test_three_nodes.py")
-inside = pytest.mark.skipif(NUM_NODES == 1, reason="runs inside test_the_suite_passes_on_three")
+SUITE = [HERE / "test_numbers_agree.py", HERE / "test_edit_and_go_on.py", HERE.parent / "reshard"]
+CROSSING = "two_actors or bit_equal_on_two or publishes_on_none"  # what crosses nodes
+inside = pytest.mark.skipif(NUM_NODES == 1, reason="runs inside the others")
+outside = pytest.mark.skipif(NUM_NODES > 1, reason="this is the run they start")
 
 
-@pytest.mark.skipif(NUM_NODES > 1, reason="this is the run it starts")
-def test_the_suite_passes_on_three_nodes():
-    files = [str(HERE / name) for name in SUITE] + [str(HERE.parent / "reshard")]
+def passed_on_three(*args):
+    """Tests that passed in a run of these files on three raylets."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "ray", "-p", "no:cacheprovider", *files],
+        [sys.executable, "-m", "pytest", "-q", "-m", "ray", "-p", "no:cacheprovider", *args],
         env=os.environ | {"RLKIT_TEST_NODES": "3"},
         capture_output=True,
         text=True,
@@ -30,7 +31,19 @@ def test_the_suite_passes_on_three_nodes():
     )
     assert done.returncode == 0, done.stdout[-5000:]
     print(done.stdout.splitlines()[-1])
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 15
+    return int(re.search(r"(\d+) passed", done.stdout)[1])
+
+
+@outside
+def test_what_crosses_nodes_works_on_three():
+    expression = f"({CROSSING}) or test_three_nodes"
+    assert passed_on_three("-k", expression, *SUITE, __file__) >= 6
+
+
+@outside
+@pytest.mark.slow
+def test_the_suite_passes_on_three_nodes():
+    assert passed_on_three(*SUITE, __file__) >= 15
 
 
 @inside

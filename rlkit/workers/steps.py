@@ -1,0 +1,101 @@
+"""What an optimizer step is made of: checks, a rank's share of the rows, metrics as one."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlkit.batch import Batch
+from rlkit.checks import whole
+from rlkit.columns import check_mask
+from rlkit.metrics import reduce_metric
+from rlkit.rows import Rows, concat
+from rlkit.store import Column
+
+CHECKED = ("old_logprobs", "ref_logprobs", "rollout_logprobs", "advantages", "returns", "values")
+
+
+def per_token(worker: Any, batch: Batch, name: str) -> Column:
+    """A column [B, T] of what a worker's model says of this rank's share of the rows."""
+    context = worker.context
+    mine = batch.shard(context.dp_rank, context.dp_size)
+    local = mine.load()
+    place = {uid: i for i, uid in enumerate(mine.uids.tolist())}
+    pieces = local.microbatches(worker.token_budget)
+    found = [worker.backend.forward(piece)[0] for piece in pieces]
+    if not found:
+        rows = Rows(torch.zeros(0), torch.zeros(0, dtype=torch.int64))
+    else:
+        order = np.argsort(
+            [place[uid] for piece in pieces for uid in piece.uids.tolist()], kind="stable"
+        )
+        rows = concat(found, name=name).select(torch.from_numpy(order))
+    return Column(name, batch.store, mine.uids, [batch.store.put(name, mine.uids, rows)])
+
+
+def check_call(batch: Batch, loss_fn: Callable[..., Any], epochs: int) -> None:
+    """Errors of an update that can be told before any work."""
+    if not len(batch):
+        raise ValueError("update: got an empty batch, need at least one row.")
+    whole("epochs", epochs)
+    if not callable(loss_fn):
+        raise TypeError(
+            f"loss_fn: got {type(loss_fn).__name__}, need a function (logprobs [B, T], batch) -> "
+            "(loss, metrics), for a critic (values [B, T], batch)."
+        )
+    names = list(inspect.signature(loss_fn).parameters)
+    if len(names) < 2:
+        raise TypeError(f"loss_fn: got parameters {names}, need (logprobs, batch).")
+
+
+def check_finite(batch: Batch) -> None:
+    """ValueError if a column that a loss reads holds NaN or infinity under the mask, or if the
+    mask is none.
+
+    Names column, uid and token.
+    """
+    if "response_mask" in batch:
+        check_mask("response_mask", batch["response_mask"])
+    for name in CHECKED:
+        if name not in batch.columns:
+            continue
+        values = batch[name]
+        bad = ~torch.isfinite(values)
+        if values.ndim == 2 and "response_mask" in batch:
+            bad &= batch["response_mask"].bool()
+        if bool(bad.any()):
+            where = bad.nonzero()[0].tolist()
+            raise ValueError(
+                f"{name}: got {values[tuple(where)].item()} in the row of uid "
+                f"{int(batch.uids[where[0]])}"
+                f"{f', token {where[1]}' if len(where) > 1 else ''}; need finite numbers under "
+                "the response mask. "
+                "Look at the stage that wrote it, or drop the row with batch.select."
+            )
+
+
+def add_up(shares: list[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Metrics of micro-batches as one: sums; maxima and minima of names ending in _max and _min."""
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for share in shares for name in share):
+        values = [float(share[name]) for share in shares if name in share]
+        out[name] = reduce_metric(name, values)
+    return out
+
+
+def average(records: list[dict[str, float]]) -> dict[str, float]:
+    """Mean over optimizer steps; maxima and minima stay such."""
+    out = {}
+    for name in dict.fromkeys(name for record in records for name in record):
+        values = [record[name] for record in records if name in record]
+        extreme = name.endswith(("_max", "_min"))
+        out[name] = reduce_metric(name, values) if extreme else sum(values) / len(records)
+    return out
+
+
+def mix(seed: int, version: int, epoch: int) -> int:
+    """Seed of the shuffle of one epoch of one update."""
+    return (seed * 1_000_003 + version) * 1_009 + epoch
