@@ -54,7 +54,7 @@ class Engine:
         """Queue a group's rows; their common prompt is read once."""
         self.advance(now_s)
         if not self._ends:
-            self.busy_since_s = now_s
+            self.busy_since_s = max(now_s, self.clock_s)
         self._waiting.extend((length, group) for length in lengths)
         self._stall(self._prefill_s * self._prompt + self._square_s * self._prompt**2)
         self._fill()

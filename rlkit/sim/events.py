@@ -95,7 +95,7 @@ class Group:
 
 
 class Loop:
-    """One run of a schedule: ``steps`` train steps, or fewer if ``stop_s`` comes first."""
+    """One run of a schedule: what is generated, what is trained, and the rule between them."""
 
     def __init__(self, run: Run, schedule: Schedule, memory: Memory, *, seed: int) -> None:
         if run.shared and (schedule.max_staleness or not schedule.batches):
@@ -246,8 +246,9 @@ class Loop:
         rows = engine.running
         if rows:
             self.out.generated(where, engine, now_s, self.rule.version - 1)
+        begin_s = max(now_s, engine.clock_s)  # an engine that still loads does so first
         again_s = engine.interrupt(now_s, self._reshard_s)
-        self.out.loaded(where, now_s, self._reshard_s, again_s, self.rule.version)
+        self.out.loaded(where, begin_s, self._reshard_s, again_s, self.rule.version)
         engine.busy_since_s = engine.clock_s
         if rows:
             self._plan(where)

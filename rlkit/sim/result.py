@@ -38,13 +38,14 @@ class Recorder:
         facts = {"tokens": int(tokens), "version": version, "look": "generate"}
         self._span("generate", engine.busy_since_s, now_s, f"rollout/{where}", facts)
 
-    def loaded(self, where: int, now_s: float, load_s: float, again_s: float, version: int) -> None:
+    def loaded(
+        self, where: int, begin_s: float, load_s: float, again_s: float, version: int
+    ) -> None:
         """An engine loads weights, then computes its cache again."""
         worker, facts = f"rollout/{where}", {"version": version}
-        self._span("reshard", now_s, now_s + load_s, worker, facts)
-        if again_s:
-            begin_s = now_s + load_s
-            self._span("reshard/kv_recompute", begin_s, begin_s + again_s, worker, facts)
+        loaded_s = begin_s + load_s
+        self._span("reshard", begin_s, loaded_s, worker, facts)
+        self._span("reshard/kv_recompute", loaded_s, loaded_s + again_s, worker, facts)
 
     def trained(
         self, now_s: float, stages: dict[str, float], *, tokens: float, rows: int, late: list[int]

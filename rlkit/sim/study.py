@@ -77,7 +77,7 @@ Build = Callable[[Row, Parameters], Plan]
 """What each row ran, given the parameters."""
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=64)
 def played(run: Run, schedule: Schedule, seed: int) -> Simulation:
     """A run in its steady state: the steps that fill the pipeline, and four more."""
     from rlkit.sim import simulate

@@ -43,7 +43,11 @@ def test_throughput_is_trained_tokens_over_time(found):
     )
 
 
-def test_spans_of_a_worker_do_not_overlap(found):
+@pytest.mark.parametrize("load_s", [2.0, 200.0])
+def test_spans_of_a_worker_do_not_overlap(load_s):
+    """Also where weights come faster than engines can load them."""
+    run = small_run(reshard=sim.through_storage, costs=sim.Costs(load_s=load_s))
+    found = sim.simulate(run, sim.asynchronous(max_staleness=3), steps=6)
     frame = found.trace.frame().sort_values(["worker", "start_s"])
     for _, spans in frame.groupby("worker"):
         later = spans["start_s"].to_numpy()[1:] - spans["end_s"].to_numpy()[:-1]
