@@ -242,8 +242,8 @@ rk.viz.show_tokens(batch, best, color="rollout_logprobs")
 digits = functools.partial(algo.format_reward, pattern=r"\d{6}")
 shaped = rewards.combine({"right": (task.verify, 1.0), "format": (digits, 0.2)})
 config = rk.recipes.GRPOConfig(steps=rk.nb.pick(8, ci=2), size=16, eval_every=0)
-log = rk.recipes.grpo(cluster, model, task, config, reward_fn=shaped)
-frame = log.frame()[["step", "reward", "reward/right_mean", "reward/format_mean"]]
+run = rk.recipes.grpo(cluster, model, task, config, reward_fn=shaped)
+frame = run.log.frame()[["step", "reward", "reward/right_mean", "reward/format_mean"]]
 total = frame["reward/right_mean"] + 0.2 * frame["reward/format_mean"]
 assert (frame["reward"] - total).abs().max() < 1e-6
 frame.tail()

@@ -182,8 +182,6 @@ pd.DataFrame({name: run["reward"] for name, run in runs.items()}).tail(3)
 # ## How the exercises are checked
 #
 # On steps of random numbers, cut in two: value and gradient must be those of the library's loss.
-#
-#
 
 # %%
 def random_step(seed):

@@ -27,13 +27,17 @@ _NAMES = {
     "WorkerContext": "rlkit.workers",
     "launch": "rlkit.cluster",
     "WorkerGroup": "rlkit.cluster",
+    "RolloutFeed": "rlkit.cluster",
     "Resharder": "rlkit.reshard",
+    "plan_reshard": "rlkit.reshard",
     "Checkpointer": "rlkit.checkpoint",
+    "TransferDock": "rlkit.dock",
+    "CentralDock": "rlkit.dock",
     "score": "rlkit.tasks",
     "evaluate": "rlkit.tasks",
 }
 _MODULES = (
-    "algo", "backends", "batch", "checkpoint", "cluster", "config", "device", "engines",
+    "algo", "backends", "batch", "checkpoint", "cluster", "config", "device", "dock", "engines",
     "exporters", "metrics", "models", "nb", "recipes", "record", "reshard", "rewards", "schedule",
     "sim", "tasks", "trace", "viz", "workers",
 )  # fmt: skip

@@ -7,7 +7,7 @@ writes it (or, for a column, names it). Every [B, T] column is indexed by respon
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from rlkit.columns import META, Applied, check_shape
 from rlkit.html import table
 from rlkit.store import Column, Part
 from rlkit.table import ColumnTable
-from rlkit.types import RowStore
 
 logger = logging.getLogger("rlkit.batch")
 
@@ -34,23 +33,10 @@ class Batch(ColumnTable):
     Made by tasks, by ``rollout.generate`` and by ``Batch.from_columns``.
     """
 
-    def __init__(
-        self,
-        uids: np.ndarray,
-        *,
-        store: RowStore,
-        group_ids: np.ndarray,
-        policy_version: np.ndarray | None = None,
-        columns: Mapping[str, Column] | None = None,
-    ) -> None:
-        super().__init__(
-            uids, store=store, group_ids=group_ids, policy_version=policy_version, columns=columns
-        )
-        # Denominators of the optimizer step that this batch is a part of.
-        self.step_tokens: int | None = None
-        self.step_rows: int | None = None
-        # Samples taken of each group; shared by the batches cut from this one.
-        self.draws: dict[int, int] = {}
+    step_tokens: int | None = None
+    """Trainable tokens of the optimizer step that this batch is a part of."""
+    step_rows: int | None = None
+    """Rows of that step."""
 
     def select(self, index: Any) -> "Batch":
         """Rows by position (ints) or by a boolean mask [B]; columns and denominators stay."""
@@ -59,16 +45,30 @@ class Batch(ColumnTable):
             if index.shape != (len(self),):
                 raise ValueError(f"select: got a mask of shape {index.shape}, need [{len(self)}].")
             index = np.flatnonzero(index)
+        elif index.size and not np.issubdtype(index.dtype, np.integer):
+            raise TypeError(
+                f"select: got positions of {index.dtype}, need integers, or a mask [{len(self)}] "
+                "of bool: mask.bool()."
+            )
         index = index.astype(np.int64).reshape(-1)
-        if len(index) and (index.min() < -len(self) or index.max() >= len(self)):
+        bad = index[(index < -len(self)) | (index >= len(self))]
+        if len(bad):
             raise IndexError(
-                f"select: got positions up to {index.max()}, need at most {len(self) - 1}."
+                f"select: got position {bad[0]}, need at most {len(self) - 1}, or from the end at "
+                f"least {-len(self)}."
+            )
+        index = index % max(len(self), 1)
+        rows, counts = np.unique(index, return_counts=True)
+        if (counts > 1).any():
+            raise ValueError(
+                f"select: got row {rows[counts > 1][0]} twice, need each row once. A mask of 0 and "
+                "1 must be one of bool: mask.bool()."
             )
         return self._derive(index)
 
     def _derive(self, index: np.ndarray) -> "Batch":
         out = super()._derive(index)
-        out.step_tokens, out.step_rows, out.draws = self.step_tokens, self.step_rows, self.draws
+        out.step_tokens, out.step_rows = self.step_tokens, self.step_rows
         return out
 
     @staticmethod

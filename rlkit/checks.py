@@ -1,8 +1,10 @@
-"""What errors of wrong calls share: names that are close, counts that are whole numbers."""
+"""What errors of wrong calls share: names that are close, counts that are whole, finite numbers."""
 
 import difflib
+import math
 import operator
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 
@@ -23,4 +25,18 @@ def whole(name: str, value: Any, *, least: int = 1, what: str = "") -> int:
     number = operator.index(value)
     if number < least:
         raise ValueError(f"{name}: got {number}, {need}")
+    return number
+
+
+def finite(name: str, value: Any, *, least: float = 0.0, most: float = math.inf) -> float:
+    """``value`` as a float: TypeError if it is no number, ValueError if it is not finite or out of
+    range.
+    """
+    upper = f" and at most {most:g}" if math.isfinite(most) else ""
+    need = f"need a finite number of at least {least:g}{upper}."
+    if not isinstance(value, Real):
+        raise TypeError(f"{name}: got {value!r}, {need}")
+    number = float(value)
+    if not (math.isfinite(number) and least <= number <= most):
+        raise ValueError(f"{name}: got {value}, {need}")
     return number

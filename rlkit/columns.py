@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlkit.checks import did_you_mean
-from rlkit.functions import round_trip
+from rlkit.functions import round_trip, source_of
 from rlkit.rows import Rows
 
 if TYPE_CHECKING:
@@ -66,6 +66,11 @@ class Applied:
 
     def __init__(self, fn: Callable[..., Any], names: Sequence[str], whole_groups: bool) -> None:
         self.fn, self.names, self.whole_groups = fn, tuple(names), whole_groups
+
+    @property
+    def what(self) -> str:
+        """The function in words."""
+        return getattr(self.fn, "what", None) or source_of(self.fn).name
 
     def __call__(self, batch: "ColumnTable") -> Rows:
         """What the function returns on ``batch``, as rows."""
@@ -165,10 +170,10 @@ def check_shape(name: str, x: Tensor, shape: Sequence[int]) -> None:
         )
 
 
-def as_rows(name: str, values: Any) -> Rows:
+def as_rows(name: str, values: Any, *, copy: bool = True) -> Rows:
     """Rows of a tensor [B] or [B, T] (its width kept), an array or a list.
 
-    The values are copied.
+    ``copy``: of a tensor, whose writer may go on changing it.
     """
     values = from_numpy(values)
     if isinstance(values, Tensor):
@@ -176,8 +181,10 @@ def as_rows(name: str, values: Any) -> Rows:
         if values.ndim == 0:
             raise ValueError(f"{name}: got a 0-d tensor, need one value a row.")
         if values.ndim == 1:
-            return Rows(values.clone())  # the writer may go on changing it
-        return Rows.from_padded(values, torch.full((len(values),), values.shape[1]))
+            return Rows(values.clone() if copy else values)
+        lengths = torch.full((len(values),), values.shape[1])
+        packed = values.flatten(0, 1)  # no mask to select by: one copy at most
+        return Rows(packed.clone() if copy else packed, lengths)
     return Rows.from_list(values)
 
 

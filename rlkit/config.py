@@ -2,9 +2,26 @@
 
 import math
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, get_args
 
 from rlkit.checks import did_you_mean, whole
+from rlkit.layout import Layout
+from rlkit.model_spec import LatentAttention, MixtureOfExperts, ModelSpec
+
+__all__ = [
+    "LatentAttention",
+    "Layout",
+    "LearningRate",
+    "MixtureOfExperts",
+    "ModelSpec",
+    "OptimConfig",
+    "SamplingParams",
+    "constant",
+    "cosine",
+    "from_dict",
+    "linear",
+    "to_dict",
+]
 
 MIN_TEMPERATURE = 1e-3
 """The lowest of sampling; 0 is greedy."""
@@ -13,96 +30,6 @@ MIN_TEMPERATURE = 1e-3
 def _need(ok: bool, message: str) -> None:
     if not ok:
         raise ValueError(message)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpec:
-    """Shape of a Llama-family decoder.
-
-    The names of a Hugging Face ``config.json`` in rlkit's words.
-    """
-
-    vocab_size: int
-    """V, rows of the embedding."""
-    hidden_size: int
-    """Width of the residual stream."""
-    intermediate_size: int
-    """Width of the gated MLP."""
-    num_layers: int
-    """Decoder blocks."""
-    num_heads: int
-    """Query heads."""
-    num_kv_heads: int
-    """Key and value heads; fewer than num_heads is grouped-query attention."""
-    head_dim: int
-    """Width of a head."""
-    max_positions: int = 4096
-    """Longest prompt + response, in tokens."""
-    rope_theta: float = 10000.0
-    """Base of the rotary embedding (Su et al., 2021)."""
-    norm_eps: float = 1e-6
-    """Epsilon of the RMS norms."""
-    tie_embeddings: bool = False
-    """Input and output embedding are one parameter."""
-    qkv_bias: bool = False
-    """Biases on q, k, v projections (Qwen2)."""
-    qk_norm: bool = False
-    """RMS norm on q and k heads (Qwen3)."""
-    architecture: str = "LlamaForCausalLM"
-    """Class named in a saved ``config.json``."""
-
-    def __post_init__(self) -> None:
-        for name in (
-            "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim",
-        ):  # fmt: skip
-            value = getattr(self, name)
-            _need(value >= 1, f"ModelSpec.{name}: got {value}, need at least 1.")
-        _need(
-            self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0,
-            f"ModelSpec: got num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}; need a "
-            "num_kv_heads that divides num_heads.",
-        )
-        _need(
-            self.head_dim % 2 == 0,
-            f"ModelSpec.head_dim: got {self.head_dim}, need an even number: rotary embeddings "
-            "turn pairs.",
-        )
-
-    @property
-    def num_parameters(self) -> int:
-        """Count of weights, tied embeddings once."""
-        qkv = self.hidden_size * self.head_dim * (self.num_heads + 2 * self.num_kv_heads)
-        bias = self.head_dim * (self.num_heads + 2 * self.num_kv_heads) if self.qkv_bias else 0
-        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
-        out = self.num_heads * self.head_dim * self.hidden_size
-        layer = qkv + bias + out + 3 * self.hidden_size * self.intermediate_size + norms
-        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
-        return self.num_layers * layer + embeddings + self.hidden_size
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """How one model is cut over devices: sizes of the tensor, pipeline and data dimensions."""
-
-    tp: int = 1
-    """Tensor parallel size."""
-    pp: int = 1
-    """Pipeline stages."""
-    dp: int = 1
-    """Data parallel size."""
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            _need(
-                isinstance(value, int) and value >= 1,
-                f"Layout.{item.name}: got {value!r}, need an integer of at least 1.",
-            )
-
-    @property
-    def num_devices(self) -> int:
-        """Devices the layout takes."""
-        return self.tp * self.pp * self.dp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +42,14 @@ class SamplingParams:
     """Longest response, in tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response; they belong to it."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response; their tokens belong to it, ``Response.text`` ends before."""
+    top_k: int = 0
+    """Samples from the k most likely tokens alone; 0: from all."""
+    top_p: float = 1.0
+    """Samples from the fewest most likely tokens that have this share of the probability."""
+    min_p: float = 0.0
+    """Samples from tokens with at least this share of the highest probability."""
 
     def __post_init__(self) -> None:
         whole("max_new_tokens", self.max_new_tokens)
@@ -125,6 +60,18 @@ class SamplingParams:
             f"temperature: got {self.temperature}, need 0 (greedy) or a finite number of at least "
             f"{MIN_TEMPERATURE}.",
         )
+        _need(
+            not isinstance(self.stop, str) and all(self.stop),
+            f"stop: got {self.stop!r}, need a tuple of strings that are not empty.",
+        )
+        whole("top_k", self.top_k, least=0)
+        _need(0 < self.top_p <= 1, f"top_p: got {self.top_p}, need above 0, at most 1 (1: all).")
+        _need(0 <= self.min_p <= 1, f"min_p: got {self.min_p}, need 0 (all) to 1.")
+
+    @property
+    def cuts(self) -> bool:
+        """Tokens may be cut off by top_k, top_p or min_p."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,7 +180,8 @@ def from_dict(cls: type, values: dict[str, Any]) -> Any:
         )
     inner = {
         name: from_dict(kind, values[name])
-        for name, kind in known.items()
+        for name, kinds in known.items()
+        for kind in get_args(kinds) or (kinds,)  # `X | None`: X
         if isinstance(kind, type) and is_dataclass(kind) and isinstance(values.get(name), dict)
     }
     tuples = {name: tuple(x) for name, x in values.items() if isinstance(x, list)}  # TOML, JSON

@@ -26,7 +26,7 @@ COLUMNS = (
     "commit",
 )  # fmt: skip
 """Columns of every results.csv."""
-SOURCES = ("measured", "simulated", "paper")
+SOURCES = ("measured", "emulated", "simulated", "paper")
 """Where a number may come from."""
 RECORD = "record.json"
 """Name of the run record beside results.csv."""

@@ -106,7 +106,7 @@ def source_of(fn: Callable[..., Any], *, _seen: frozenset[int] = frozenset()) ->
     known = _sources.get(id(fn))
     if known is not None and known[0] is fn:
         return known[1]
-    inner = _inner(fn)
+    inner = unwrapped(fn)
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     try:
         named = inspect.isroutine(inner) or inspect.isclass(inner)
@@ -126,9 +126,9 @@ def source_of(fn: Callable[..., Any], *, _seen: frozenset[int] = frozenset()) ->
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
-def _inner(fn: Any) -> Any:
+def unwrapped(fn: Any) -> Any:
     """The function inside a partial."""
-    return _inner(fn.func) if isinstance(fn, functools.partial) else fn
+    return unwrapped(fn.func) if isinstance(fn, functools.partial) else fn
 
 
 def _captured(fn: Any) -> dict[str, Any]:
@@ -257,7 +257,7 @@ def _reached(fn: Any) -> Iterator[tuple[Any, bool]]:
     todo, seen = [(fn, False)], {id(fn)}
     while todo:
         each, in_module = todo.pop()
-        yield _inner(each), in_module
+        yield unwrapped(each), in_module
         if isinstance(each, ModuleType):
             inside, in_module = list(vars(each).values()), True
         else:

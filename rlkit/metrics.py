@@ -1,108 +1,14 @@
-"""Metrics: the log, the glossary of names, and what throughput means."""
+"""Metrics: the log, its records, and what throughput means."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from rlkit import trace as trace_module
 from rlkit.functions import Source
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A name of the glossary."""
-
-    name: str
-    unit: str
-    meaning: str
-
-
-_ROWS = (
-    ("step", "", "training step, counted from 0"),
-    ("reward", "", "mean reward of the step's responses"),
-    ("reward/num_timeouts", "", "responses with a part of the reward that ran out of time"),
-    ("reward/num_errors", "", "responses with a part of the reward that ended in an error"),
-    ("eval/accuracy", "", "share of held-out responses judged right"),
-    ("response/length_mean_tokens", "tokens", "mean response length"),
-    (
-        "policy/loss",
-        "",
-        "policy loss, signed, averaged over the trainable tokens of an optimizer step",
-    ),
-    ("policy/clip_fraction", "", "share of trainable tokens whose ratio the clip holds back"),
-    ("policy/ratio_mean", "", "mean of new over old probability"),
-    ("policy/ratio_max", "", "largest ratio of new over old probability"),
-    ("group/num_failed_rewards", "", "responses whose reward is NaN"),
-    ("group/num_single", "", "groups of one valid response, which have no advantage"),
-    ("group/signal_fraction", "", "share of groups whose rewards differ"),
-    ("sampling/num_rounds", "", "rounds of dynamic sampling in the step"),
-    ("sampling/num_responses", "", "responses drawn in these rounds, kept or not"),
-    ("sampling/num_carried", "", "groups that the step before had left over"),
-    ("sampling/kept_fraction", "", "share of the groups drawn that pass the filter"),
-    ("sampling/accuracy", "", "mean of the filter's column over all responses drawn"),
-    ("policy/kl_ref", "nats", "KL from the reference policy, estimated on sampled tokens"),
-    ("policy/kl_old", "nats", "KL from the old policy, estimated on sampled tokens"),
-    ("policy/gate_mean", "", "mean of SAPO's gate on the gradient, 1 on-policy"),
-    (
-        "policy/behaviour_weight_mean",
-        "",
-        "mean of proximal over behaviour probability, as decoupled PPO applies it",
-    ),
-    ("policy/behaviour_weight_max", "", "largest of these weights"),
-    ("policy/entropy", "nats", "mean entropy of the next-token distribution"),
-    ("critic/loss", "", "critic's loss, averaged over the trainable tokens of an optimizer step"),
-    ("critic/clip_fraction", "", "share of trainable tokens whose value the clip holds back"),
-    ("critic/value_mean", "", "mean of the critic's values"),
-    ("critic/return_mean", "", "mean of the returns that the critic learns"),
-    ("critic/grad_norm", "", "L2 norm of the critic's gradient before clipping"),
-    ("critic/lr", "", "the critic's learning rate of the last optimizer step"),
-    ("critic/version", "steps", "the critic's version: train steps done"),
-    ("critic/skipped_steps", "steps", "the critic's optimizer steps skipped, as the actor's"),
-    ("critic/loss_hash", "", "12 hex digits over the critic's loss's source"),
-    ("actor/grad_norm", "", "L2 norm of the gradient before clipping"),
-    ("actor/lr", "", "learning rate of the last optimizer step"),
-    ("actor/version", "steps", "policy version: train steps done"),
-    ("actor/skipped_steps", "steps", "optimizer steps skipped for a gradient that is not finite"),
-    ("staleness/mean_steps", "steps", "train steps between a group's start and its training"),
-    ("staleness/max_steps", "steps", "largest of these in a step"),
-    ("actor/loss_hash", "", "12 hex digits over the loss's source and what it captured"),
-    ("time/step_s", "s", "wall time since the previous record"),
-    ("time/generate_s", "s", "wall time of generation"),
-    ("time/score_s", "s", "wall time of reward functions"),
-    ("time/logprobs_s", "s", "wall time of the actor's logprobs"),
-    ("time/ref_logprobs_s", "s", "wall time of the reference's logprobs"),
-    ("time/values_s", "s", "wall time of the critic's values"),
-    ("time/critic_update_s", "s", "wall time of the critic's update"),
-    ("time/update_s", "s", "wall time of the actor's update"),
-    ("time/reshard_s", "s", "wall time of moving weights to the engines"),
-    ("time/evaluate_s", "s", "wall time of evaluation"),
-    ("time/dock_s", "s", "wall time of moving samples (simulated runs)"),
-    ("time/checkpoint_s", "s", "wall time of saving or loading a checkpoint"),
-    ("time/other_s", "s", "step time in none of the stages above"),
-    (
-        "throughput/tokens_per_s",
-        "tokens/s",
-        "prompt + response tokens of trained samples over time/step_s",
-    ),
-    (
-        "throughput/tokens_per_s_per_device",
-        "tokens/s/device",
-        "throughput/tokens_per_s over the cluster's devices",
-    ),
-)
-GLOSSARY: dict[str, Metric] = {row[0]: Metric(*row) for row in _ROWS}
-"""Every metric rlkit writes: name, unit, meaning."""
-
-
-def unit_of(name: str) -> str:
-    """Unit of a metric: the glossary's, else what the name ends in; ``1`` for a pure number."""
-    if name in GLOSSARY:
-        return GLOSSARY[name].unit or "1"
-    endings = {"_tokens": "tokens", "_per_s": "1/s", "_s": "s", "_gib": "GiB", "_steps": "steps"}
-    return next((unit for ending, unit in endings.items() if name.endswith(ending)), "1")
+from rlkit.glossary import GLOSSARY, unit_of
 
 
 def tokens_per_s_per_device(tokens: float, *, seconds: float, devices: int) -> float:

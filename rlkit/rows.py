@@ -12,6 +12,7 @@ objects     list of B objects       ``None``            the object (text, a list
 ==========  ======================  ==================  ==========================
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LONG = 32
+"""Mean length from which rows are copied one by one; below, an index of all values is quicker."""
+
+SUMMED = 256
+"""Rows that are added up at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """B rows of one column, packed end to end; dtype and kind come back as they went in."""
+    """B rows of one column, packed end to end; dtype and kind come back as they went in.
+
+    Values of ragged rows may lie in memory that other processes read, too: make a new tensor
+    instead of writing into them.
+    """
 
     values: Tensor | list[Any]
     lengths: Tensor | None = None
@@ -85,6 +96,8 @@ class Rows:
     def tensor(self) -> Tensor:
         """The packed values of scalar or ragged rows; TypeError for objects."""
         if isinstance(self.values, list):
+            if not self.values:  # no row says of which kind it is
+                return torch.zeros(0)
             raise TypeError("objects are no tensor: read them as a list.")
         return self.values
 
@@ -105,6 +118,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.values if self.lengths is None else self.lengths)
 
+    def __reduce__(self) -> Any:
+        """Tensors travel as NumPy arrays, which pickle hands on without a copy (PEP 574)."""
+        if isinstance(self.values, list):
+            return Rows, (self.values,)
+        lengths = None if self.lengths is None else self.lengths.numpy()
+        return _arrived, (_as_bytes(self.values), self.values.dtype, self.values.shape, lengths)
+
     def select(self, index: Tensor) -> "Rows":
         """Rows ``index`` [N] (int64), in that order."""
         if isinstance(self.values, list):
@@ -113,6 +133,9 @@ class Rows:
             return Rows(self.values[index])
         starts = self.lengths.cumsum(0) - self.lengths
         lengths = self.lengths[index]
+        if len(lengths) and len(self.tensor) >= LONG * len(self.lengths):
+            rows = torch.split(self.tensor, self.lengths.tolist())
+            return Rows(torch.cat([rows[i] for i in index.tolist()]), lengths)
         first = starts[index] - (lengths.cumsum(0) - lengths)
         flat = first.repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
         return Rows(self.values[flat.to(self.values.device)], lengths)
@@ -121,15 +144,15 @@ class Rows:
         """[B] for scalars; [B, T] for ragged rows, T the longest, padded on the right with
         ``fill``.
         """
-        if isinstance(self.values, list):
+        if isinstance(self.values, list) and self.values:
             raise TypeError("objects have no padded form: read them as a list.")
         if self.lengths is None:
-            return self.values
+            return self.tensor
         width = int(self.lengths.max()) if len(self.lengths) else 0
-        shape = (len(self.lengths), width, *self.values.shape[1:])
-        out = torch.full(shape, fill, dtype=self.values.dtype, device=self.values.device)
+        shape = (len(self.lengths), width, *self.tensor.shape[1:])
+        out = torch.full(shape, fill, dtype=self.tensor.dtype, device=self.tensor.device)
         keep = torch.arange(width) < self.lengths[:, None]
-        out[keep.to(out.device)] = self.values
+        out[keep.to(out.device)] = self.tensor
         return out
 
     def unpack(self) -> list[Any]:
@@ -146,14 +169,38 @@ class Rows:
 
     def sums(self) -> Tensor:
         """[B] float64: the sum of each row's values (the count of ones, for a mask)."""
-        if isinstance(self.values, list):
+        if isinstance(self.values, list) and self.values:
             raise TypeError("objects have no sums.")
         if self.lengths is None:
-            return self.values.to(torch.float64)
-        row = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
-        return torch.zeros(len(self.lengths), dtype=torch.float64).index_add_(
-            0, row, self.values.detach().cpu().to(torch.float64)
-        )
+            return self.tensor.to(torch.float64)
+        values, found = self.tensor.detach().cpu(), np.zeros(len(self.lengths))
+        if values.dtype == torch.bfloat16:  # which NumPy lacks
+            values = values.float()
+        full = np.flatnonzero(self.lengths.numpy())
+        ends = self.lengths.cumsum(0).numpy()[full]
+        starts = ends - self.lengths.numpy()[full]
+        for piece in np.split(np.arange(len(full)), range(SUMMED, len(full), SUMMED)):
+            if len(piece):  # all at once: a copy as float64, several times the values
+                some = values[starts[piece[0]] : ends[piece[-1]]].numpy()
+                first = starts[piece] - starts[piece[0]]
+                found[full[piece]] = np.add.reduceat(some, first, dtype=np.float64)
+        return torch.from_numpy(found)
+
+
+def _as_bytes(values: Tensor) -> np.ndarray:
+    """The memory of a tensor [N, ...] as uint8, of dtypes that NumPy lacks, too."""
+    flat = values.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy()
+
+
+def _arrived(data: np.ndarray, dtype: torch.dtype, shape: Any, lengths: np.ndarray | None) -> Rows:
+    if not data.flags.writeable:  # torch warns of such arrays, once a process
+        memory = (ctypes.c_char * data.nbytes).from_address(data.ctypes.data)
+        memory.owner = data  # type: ignore[attr-defined]  # which keeps what it points to
+        data = memory  # type: ignore[assignment]
+    empty = not np.prod(shape)
+    values = torch.zeros(0, dtype=dtype) if empty else torch.frombuffer(data, dtype=dtype)
+    return Rows(values.reshape(shape), None if lengths is None else torch.tensor(lengths))
 
 
 def concat(parts: Sequence[Rows], *, name: str = "column") -> Rows:

@@ -49,6 +49,8 @@ class ColumnTable:
         }
         self.columns: dict[str, Column] = dict(columns or {})
         self.device: torch.device | str = "cpu"
+        # Samples taken of each group; shared by the tables cut from this one.
+        self.draws: dict[int, int] = {}
 
     @classmethod
     def from_columns(cls, columns: Mapping[str, Any], *, store: RowStore | None = None) -> Self:
@@ -137,6 +139,8 @@ class ColumnTable:
             if not values.pending and values.parts and values.parts[0].kind == "ragged":
                 check_lengths(self, name, values.measure(self.uids, "lengths"))
             self.columns[name] = values
+            for old in values.outdated if name == "rewards" else ():
+                self.columns.pop(old, None)
         else:
             self._write(name, bound_rows(self, name, values))
 
@@ -163,7 +167,13 @@ class ColumnTable:
         """
         if isinstance(values, Column):
             return values.expanded()
-        values = torch.as_tensor(values)
+        try:
+            values = torch.as_tensor(values)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"expand: got {type(values).__name__} that is no tensor ({error}), need numbers "
+                f"[{len(self)}], one a response."
+            ) from error
         if tuple(values.shape) != (len(self),):
             raise ValueError(
                 f"expand: got shape {tuple(values.shape)}, need [{len(self)}], one value a "
@@ -203,7 +213,7 @@ class ColumnTable:
             policy_version=self.meta["policy_version"][index],
             columns=self.columns,
         )
-        out.device = self.device
+        out.device, out.draws = self.device, self.draws
         return out
 
     def load(self, *, objects: bool = False) -> Self:

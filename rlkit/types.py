@@ -1,6 +1,6 @@
 """Contracts of the parts that a user may replace: Protocols, no base classes."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -69,8 +69,12 @@ class Engine(Protocol):
         """One token for every running row; returns what finished."""
         ...
 
+    def abort(self, uids: "Collection[int] | None" = None) -> list[Any]:
+        """Stop these or all; returns what they have sampled."""
+        ...
+
     def load_weights(self, tensors: "Mapping[str, Tensor]", *, version: int) -> None:
-        """Replace the weights as a whole."""
+        """Replace the weights as a whole, between two tokens of what runs."""
         ...
 
     def pause(self) -> None:
@@ -115,19 +119,59 @@ class Backend(Protocol):
         ...
 
 
-class Executor(Protocol):
-    """Runs a schedule's stages: inline, in threads, on a cluster, or on a virtual clock."""
+class Handle(Protocol):
+    """A call that an executor runs."""
 
-    def submit(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Start a stage; returns a handle."""
+    def done(self) -> bool:
+        """Whether it has ended; never waits."""
         ...
 
-    def wait(self, handles: Sequence[Any], *, timeout_s: float) -> list[Any]:
-        """Handles that are done, at least one."""
+    def result(self, timeout: float | None = None, /) -> Any:
+        """Wait for it: what it returned, or its error."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs a schedule's calls: in turn, in threads beside each other, or on a virtual clock."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any) -> Handle:
+        """Start ``call(*args)``, or queue it."""
+        ...
+
+    def run(self, call: Callable[..., Any], /, *args: Any) -> Any:
+        """What ``call(*args)`` returns, from the caller's thread: Ctrl-C reaches it."""
+        ...
+
+    def wait(self, handles: Sequence[Handle], *, timeout_s: float) -> list[Handle]:
+        """Wait until one of them is done; those that are, none after ``timeout_s``."""
         ...
 
     def now(self) -> float:
-        """Seconds on the executor's clock."""
+        """Time on the executor's clock."""
+        ...
+
+    def close(self) -> None:
+        """Start nothing more."""
+        ...
+
+
+class Feed(Protocol):
+    """Generation that goes on by itself: groups are added, and taken as they are finished."""
+
+    interrupts: bool
+    """Whether weights may change while groups are half written."""
+
+    @property
+    def num_running(self) -> int:
+        """Groups added and not taken yet."""
+        ...
+
+    def add(self, prompts: "Batch") -> None:
+        """Generate a group for each prompt, beside those that run."""
+        ...
+
+    def advance(self) -> "Batch | None":
+        """Let generation go on for a while: groups finished since, whole; None: none."""
         ...
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pytest
 
-from rlkit.metrics import GLOSSARY
+from rlkit.glossary import GLOSSARY
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "algorithms"
 INDEX = (FOLDER / "README.md").read_text(encoding="utf-8")

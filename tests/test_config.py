@@ -129,6 +129,15 @@ def test_no_new_tokens_are_an_error():
         SamplingParams(max_new_tokens=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("top_k", -1), ("top_p", 0.0), ("top_p", 1.1), ("min_p", -0.1), ("min_p", 2)],
+)
+def test_a_cut_outside_its_range_is_an_error(name, value):
+    with pytest.raises(ValueError, match=f"{name}: got {value}, need"):
+        SamplingParams(**{name: value})
+
+
 @pytest.mark.parametrize("norm", [0, -1.0, math.nan])
 def test_a_clip_at_zero_is_an_error(norm):
     with pytest.raises(ValueError, match="max_grad_norm: got"):

@@ -105,3 +105,15 @@ def test_quickstart_rewards_climb_for_five_of_five_seeds():
     assert len(last) == 5
     assert (last >= 0.9).all()
     assert first.between(0.1, 0.25).all()
+
+
+@pytest.mark.parametrize(("name", "staleness"), [("2", [0, 1, 2, 2]), ("unbounded", [0, 0, 1, 1])])
+def test_samples_are_as_stale_as_the_lag_imposed(name, staleness):
+    from rlkit.recipes import GRPOConfig
+
+    lag = load(next(f for f in FOLDERS if f.name == "060_staleness")).lag
+    config = GRPOConfig(steps=4, size=2, n=2, eval_every=4, eval_prompts=2)
+    frame = lag.run("decoupled", name, 0, config, {})
+    found = frame[frame["metric"] == "staleness/token_mean_steps"]["value"]
+    assert found.tolist() == staleness
+    assert (frame[frame["metric"] == "proximal/rollout_error"]["value"].iloc[0]) < 1e-4

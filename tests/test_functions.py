@@ -335,6 +335,8 @@ def test_a_users_function_inside_the_kits_own_travels_by_value(tmp_path, monkeyp
     import users_rewards
 
     class Capture:
+        columns = ()
+
         def apply(self, fn, *names):
             return fn
 

@@ -24,16 +24,19 @@ BASE = {
     "columns",
     "html",
     "rows",
+    "shelf",
     "store",
     "planning",
     "functions",
     "lines",
     "shield",
 }
-BASE |= {"config", "device", "metrics", "trace"}
+BASE |= {"config", "layout", "model_spec", "device", "glossary", "metrics", "trace"}
 DATA = BASE | {"models", "rewards", "tasks"}
 COMPUTE = DATA | {"engines", "backends"}
-RESHARD = {"reshard", "reshard.plan", "reshard.memory"}
+PLAN = {"tables", "forms", "ranks", "cells", "moves", "frames", "strategies", "layouts"}
+PLAN = {"reshard.plan", "reshard.memory", *(f"reshard.plan_{name}" for name in PLAN)}
+RESHARD = {"reshard", "reshard.fingerprints", *PLAN}
 DOCK = {"dock", "dock.traffic"}
 WHOLE = COMPUTE | {"workers", "cluster", "schedule"} | RESHARD | DOCK
 
@@ -48,25 +51,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": DATA,
     "engines": COMPUTE,
     "backends": COMPUTE,
-    "workers": COMPUTE | {"reshard.plan"},  # the facts of their tensors that a plan is made from
+    "workers": COMPUTE | {"reshard.plan", "reshard.fingerprints"},  # facts of their tensors
     "dock": BASE | DOCK,
     "dock.traffic": {"config", "types"},
     "cluster": COMPUTE | DOCK | {"workers"},
-    "reshard.plan": {"config", "types", "reshard.memory"},
-    "reshard.memory": {"config", "types", "reshard.plan"},
+    **dict.fromkeys(PLAN, {"config", "types"} | PLAN),
+    "reshard.fingerprints": {"types"},
     "reshard": BASE | RESHARD,
     "schedule": {"types"},
     "checkpoint": WHOLE,
     "recipes": WHOLE | {"checkpoint"},
     "nb": BASE,
     "experiment": BASE | {"record"},
-    "sim": {"checks", "config", "types", "metrics", "trace", "schedule", "reshard.plan"}
-    | {"reshard.memory", "dock.traffic"},
-    "viz": {
-        "checks",
-        "metrics",
-        "trace",
-    },  # units, intervals; test_import.py: neither torch nor ray
+    "sim": {"checks", "config", "types", "metrics", "trace", "schedule", "dock.traffic"} | PLAN,
+    "viz": {"checks", "glossary", "trace"},  # test_import.py: neither torch nor ray
 }
 
 BIG = {"ray", "vllm", "vllm_ascend", "megatron", "torch_npu", "mindspeed"}

@@ -131,6 +131,18 @@ def test_dapo_without_signal_stops_and_says_so():
         rk.recipes.dapo(rk.launch(backend="local"), rk.models.tiny(), task, config)
 
 
+@each_recipe
+def test_an_error_in_a_step_has_the_run_so_far(recipe):
+    def stop(log):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        start(recipe, on_step=stop)
+    run = caught.value.run
+    assert (len(run.log), run.actor.version) == (1, 1)
+    assert "run = sys.last_value.run" in caught.value.__notes__[0]
+
+
 def test_dapo_filters_by_the_verifier_and_trains_on_the_reward():
     spread = lambda prompt, response, answer: float(zlib.crc32(response.encode()))
     run = start("dapo", config={"steps": 1}, reward_fn=spread)
@@ -150,6 +162,100 @@ def test_ppo_leaves_failed_rewards_out(cluster):
     run = rk.recipes.ppo(cluster, rk.models.tiny(), task, config)
     assert run.log.records[0]["reward"] == 1.0
     assert run.log.records[0]["group/num_failed_rewards"] > 0
+
+
+FAILED = {"timeout": rk.rewards.Verdict(math.nan, "timeout"), "nan": math.nan, "inf": math.inf}
+
+
+@pytest.mark.parametrize("value", FAILED.values(), ids=FAILED)
+def test_ppo_skips_a_step_without_a_reward(cluster, value, tmp_path):
+    reward = lambda prompt, response, answer: value
+    run = start("ppo", cluster, reward_fn=reward, checkpoint=rk.Checkpointer(tmp_path))
+    for record in run.log.records:
+        assert record["actor/skipped_steps"] == record["critic/skipped_steps"] == 2
+        assert record["group/num_failed_rewards"] == 4
+        assert math.isnan(record["reward"])
+    assert run.actor.version == 0
+
+
+def test_ppo_trains_on_one_reward_that_is_left(cluster):
+    first, _ = make_task().item(0)
+    reward = lambda prompt, response, answer: 1.0 if prompt == first else math.nan
+    config = {"steps": 1, "size": 4, "n": 1, "kl_coef": 0.0}
+    (record,) = start("ppo", cluster, config=config, reward_fn=reward).log.records
+    assert record["actor/skipped_steps"] == record["critic/skipped_steps"] == 1
+    assert record["reward"] == record["actor/version"] == 1
+
+
+@each_recipe
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"steps": -1}, "steps: got -1, need at least 0"),
+        ({"size": 0}, "size: got 0, need at least 1"),
+        ({"n": 1.5}, "n: got 1.5, need at least 1"),
+        ({"lr": math.nan}, "lr: got nan, need a finite number"),
+        ({"lr": "1e-3"}, "lr: got '1e-3', need a finite number"),
+        ({"temperature": math.nan}, "temperature: got nan"),
+        ({"max_new_tokens": 0}, "max_new_tokens: got 0"),
+        ({"clip_low": math.nan}, "clip_low, clip_high: got nan"),
+        ({"size": 2, "minibatches": 3}, "minibatches: got 3, need at most size=2"),
+        ({"save_every": -1}, "save_every: got -1, need at least 0"),
+    ],
+)
+def test_numbers_that_make_no_run_are_an_error_at_once(recipe, wrong, says):
+    with pytest.raises((ValueError, TypeError), match=says):
+        CONFIGS[recipe](**wrong)
+
+
+@pytest.mark.parametrize(
+    ("cls", "wrong", "says"),
+    [
+        (GRPOConfig, {"kl_coef": math.nan}, "GRPOConfig.kl_coef: got nan, need a finite number"),
+        (GRPOConfig, {"n": 1}, "GRPOConfig.n: got 1, need at least 2 responses a prompt"),
+        (PPOConfig, {"kl_coef": math.nan}, "PPOConfig.kl_coef: got nan, need a finite number"),
+        (PPOConfig, {"critic_lr": math.inf}, "critic_lr: got inf, need a finite number"),
+        (PPOConfig, {"lam": 7}, "PPOConfig.lam: got 7, need a finite .* least 0 and at most 1"),
+        (PPOConfig, {"gamma": -1}, "PPOConfig.gamma: got -1, need .* least 0 and at most 1"),
+        (PPOConfig, {"value_clip": math.nan}, "value_clip: got nan, need a number above 0"),
+        (DAPOConfig, {"n": 1}, "DAPOConfig.n: got 1, need at least 2 responses a prompt"),
+        (DAPOConfig, {"max_rounds": 0}, "max_rounds: got 0, need at least 1 round"),
+        (DAPOConfig, {"max_new_tokens": 8, "overlong_soft": 8}, "got 8, .* less than max_new_tok"),
+    ],
+)
+def test_numbers_of_one_recipe_are_checked_at_once(cls, wrong, says):
+    with pytest.raises(ValueError, match=says):
+        cls(**wrong)
+
+
+def test_the_overlong_penalty_begins_at_three_quarters(cluster):
+    run = start("dapo", cluster, config={"steps": 1, "overlong_soft": None})
+    assert run.log.records[0]["reward"] <= 0.5  # of two responses one is right, both too long
+
+
+def test_a_run_without_saves_saves_its_last_step(cluster, tmp_path):
+    start("grpo", cluster, config={"save_every": 0})
+    checkpoint = rk.Checkpointer(tmp_path)
+    start("grpo", cluster, config={"save_every": 0}, checkpoint=checkpoint)
+    assert checkpoint.frame()["step"].tolist() == [1]
+
+
+@each_recipe
+def test_a_checkpoint_is_a_checkpointer(cluster, recipe):
+    with pytest.raises(TypeError, match=r"got 'runs' as the checkpoint, need .*Checkpointer\("):
+        start(recipe, cluster, checkpoint="runs")
+
+
+def test_going_on_with_other_numbers_is_said(cluster, tmp_path, caplog):
+    def run(recipe="grpo", **config):
+        caplog.clear()
+        start(recipe, cluster, config=config, checkpoint=rk.Checkpointer(tmp_path))
+        return " ".join(r.message for r in caplog.records if r.name == "rlkit.recipes")
+
+    assert run() == ""
+    assert run(steps=3, eval_every=2, save_every=1) == ""
+    assert "goes on with other numbers: size=3 (was 2)" in run(steps=4, size=3)
+    assert "config=DAPOConfig (was GRPOConfig)" in run("dapo", steps=4, size=3)
 
 
 @each_recipe
@@ -175,7 +281,7 @@ def test_numbers_outside_the_config_say_where_they_go(cluster, recipe, options, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "steps"), [("ppo", 60), ("dapo", 40)])
+@pytest.mark.parametrize(("recipe", "steps"), [("ppo", 60), ("dapo", 30)])
 def test_reverse_digits_is_learnt(recipe, steps):
     task, model = rk.tasks.reverse_digits(length=6), rk.models.tiny(pretrained="reverse_digits")
     config = CONFIGS[recipe](steps=steps, eval_every=steps)

@@ -149,3 +149,67 @@ def test_lengths_beyond_the_width_are_an_error():
 def test_objects_have_no_padded_form():
     with pytest.raises(TypeError, match="no padded form"):
         Rows(["a"]).padded()
+
+
+DTYPES = [torch.int64, torch.float32, torch.bfloat16, torch.bool, torch.int8]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [None, [2, 0, 3], [0, 0], []])
+def test_rows_come_back_from_a_message_as_they_went(dtype, lengths):
+    size = 4 if lengths is None else sum(lengths)
+    values = torch.arange(size).to(dtype)
+    rows = Rows(values, None if lengths is None else torch.tensor(lengths, dtype=torch.int64))
+    found = pickle.loads(pickle.dumps(rows))
+    assert found.kind == rows.kind
+    assert found.values.dtype == dtype
+    assert torch.equal(found.values, rows.values)
+    assert lengths is None or torch.equal(found.lengths, rows.lengths)
+
+
+def test_a_message_has_the_memory_of_the_values_not_a_copy():
+    values = torch.arange(1000)
+    buffers = []
+    sent = pickle.dumps(Rows(values, torch.tensor([600, 400])), 5, buffer_callback=buffers.append)
+    assert len(sent) < 1000
+    found = pickle.loads(sent, buffers=buffers)
+    values[7] = -1
+    assert found.values[7] == -1
+
+
+def test_rows_of_memory_that_may_not_be_written_are_read_in_place():
+    rows, buffers = Rows(torch.arange(1000), torch.tensor([600, 400])), []
+    sent = pickle.dumps(rows, 5, buffer_callback=buffers.append)
+    fixed = [bytes(buffer) for buffer in buffers]
+    found = pickle.loads(sent, buffers=fixed)
+    assert torch.equal(found.values, rows.values)
+    assert found.values.data_ptr() == np.frombuffer(fixed[0], dtype=np.uint8).ctypes.data
+
+
+@pytest.mark.parametrize("longest", [3, 200])
+def test_selected_rows_are_those_asked_for(longest):
+    lengths = torch.randint(0, longest, (40,), generator=torch.Generator().manual_seed(0))
+    values = torch.arange(int(lengths.sum()))
+    index = torch.tensor([5, 0, 39, 5])
+    found = Rows(values, lengths).select(index)
+    rows = torch.split(values, lengths.tolist())
+    assert torch.equal(found.values, torch.cat([rows[i] for i in index.tolist()]))
+    assert found.lengths.tolist() == lengths[index].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.bfloat16])
+def test_sums_of_rows_some_of_which_are_empty(dtype):
+    rows = Rows(torch.ones(5).to(dtype), torch.tensor([0, 2, 0, 3, 0]))
+    assert rows.sums().tolist() == [0, 2, 0, 3, 0]
+    assert Rows(torch.zeros(0), torch.tensor([0, 0])).sums().tolist() == [0, 0]
+
+
+def test_sums_of_more_rows_than_are_added_up_at_a_time():
+    lengths = torch.arange(1000) % 4
+    rows = Rows(torch.ones(int(lengths.sum()), dtype=torch.int64), lengths)
+    assert torch.equal(rows.sums(), lengths.double())
+
+
+def test_no_rows_have_every_form():
+    rows = Rows.from_list([])
+    assert [len(x) for x in (rows.tensor, rows.padded(), rows.sums(), rows.unpack())] == [0] * 4

@@ -65,7 +65,7 @@ def step(
         workload=rk.sim.Workload(
             prompts=4 * devices, samples=16, prompt_tokens=mindspeed.PROMPT, lengths=lengths
         ),
-        generate=replace(engine, dp=min(engine.dp, devices // engine.tp)),
+        generate=replace(engine, dp=min(engine.dp or 1, devices // engine.tp)),
         train=train,
         train_ep=train_ep,
         micro_batch_tokens=4096,

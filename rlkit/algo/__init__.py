@@ -20,13 +20,14 @@ from rlkit.algo.aggregate import seq_mean_token_mean, seq_mean_token_sum, token_
 from rlkit.algo.compare import compare_losses
 from rlkit.algo.correction import (
     importance_weight,
+    interpolated_logprobs,
     masked_importance_weight,
     per_sequence,
     per_sequence_mean,
     per_token,
     truncated_importance_weight,
 )
-from rlkit.algo.kl import kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient
+from rlkit.algo.kl import AdaptiveKL, kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient
 from rlkit.algo.logprobs import entropy_from_logits, logprobs_from_logits, next_token_rows
 from rlkit.algo.losses import (
     cispo_loss,
@@ -53,6 +54,7 @@ from rlkit.algo.rewards import (
 
 __all__ = [
     "THINK_ANSWER",
+    "AdaptiveKL",
     "GroupStatistics",
     "boxed_match",
     "cispo_loss",
@@ -73,6 +75,7 @@ __all__ = [
     "gspo_loss",
     "has_signal",
     "importance_weight",
+    "interpolated_logprobs",
     "kl_k1",
     "kl_k2",
     "kl_k3",

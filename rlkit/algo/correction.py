@@ -15,6 +15,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from rlkit.algo.masking import masked_sum
+from rlkit.algo.ratio import ratio_of
 
 Level = Callable[[Tensor, Tensor], Tensor]
 """(log-ratios [B, T], response_mask [B, T]) -> log-weights [B, T]."""
@@ -45,13 +46,13 @@ def importance_weight(
     *,
     level: Level = per_token,
 ) -> Float[Tensor, "B T"]:
-    """exp(old_logprobs − rollout_logprobs), not capped.
+    """exp(old_logprobs − rollout_logprobs), not capped below e^20.
 
     The weight of decoupled PPO (AReaL, 2505.24298, 2025, equation 5).
     """
     mask = response_mask.bool()
     log_ratios = torch.where(mask, (old_logprobs - rollout_logprobs).detach(), 0.0)
-    return torch.where(mask, level(log_ratios, mask).exp(), 0.0)
+    return torch.where(mask, ratio_of(level(log_ratios, mask)), 0.0)
 
 
 def truncated_importance_weight(
@@ -89,6 +90,23 @@ def masked_importance_weight(
     _check_bounds(low, high)
     weight = importance_weight(old_logprobs, rollout_logprobs, response_mask, level=level)
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)
+
+
+def interpolated_logprobs(
+    logprobs: Float[Tensor, "B T"],
+    rollout_logprobs: Float[Tensor, "B T"],
+    *,
+    staleness_steps: Shaped[Tensor, "B T"],
+) -> Float[Tensor, "B T"]:
+    """The proximal policy's logprobs without a forward pass, detached: between two known policies.
+
+    rollout + (1 − 1/d) (logprobs − rollout), d the token's staleness in train steps: the policy one
+    step before the current one, if logprobs moved evenly since the token was sampled. Tokens with
+    d ≤ 1 keep the rollout's. For inside a loss, in place of recomputed old_logprobs (A-3PO,
+    2512.06547, 2025; AReaL's ``loglinear``).
+    """
+    share = 1 - 1 / staleness_steps.to(logprobs.dtype).clamp(min=1)
+    return torch.lerp(rollout_logprobs, logprobs, share).detach()
 
 
 def _check_bounds(low: int | float, high: int | float) -> None:

@@ -15,13 +15,18 @@ k3, gradient of k2  exp(d) − 1 − d   the KL; never negative     that of the 
 The last column is for the plain average over samples, as a loss takes it, on-policy. Weighted by
 the differentiable ratio π / π_old, k3 has the KL's gradient too.
 
-Nothing is clamped: a token at logprobs − ref_logprobs = −3 has k3 = 16.09 with gradient −19.09,
-the pull back that a clamp on the value would cut. Clamp what is logged, not what is differentiated.
+No gradient is clamped: a token at logprobs − ref_logprobs = −3 has k3 = 16.09 with gradient
+−19.09, the pull back that a clamp on the value would cut. Only exp(d) is held to e^20, so that fp32
+does not overflow, and its gradient goes on (``ratio.py``).
 """
+
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from rlkit.algo.ratio import bounded
 
 
 def kl_k1(
@@ -50,7 +55,7 @@ def kl_k3(
     gradient is that of KL(reference || policy); see the table above.
     """
     difference = ref_logprobs - logprobs
-    return torch.expm1(difference) - difference
+    return torch.expm1(bounded(difference)) - difference
 
 
 def kl_k3_with_k2_gradient(
@@ -62,3 +67,32 @@ def kl_k3_with_k2_gradient(
     """
     k2 = kl_k2(logprobs, ref_logprobs)
     return kl_k3(logprobs, ref_logprobs).detach() + (k2 - k2.detach())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdaptiveKL:
+    """A coefficient of the KL that follows the KL that was observed (Ziegler et al., 1909.08593,
+    2019, section 2.2).
+
+    The loop keeps it: ``kl = kl.after(metrics["policy/kl_ref"], num=len(batch))``, and the next
+    step's loss or reward takes ``kl.coef``. Nothing changes in place, so a copy that travelled to a
+    worker is never the one that counts.
+    """
+
+    target: int | float
+    """KL to hold, in nats, as the observed one is measured: a token's or a response's."""
+    horizon: int | float
+    """Responses over which a KL off by a fifth or more moves the coefficient by about a fifth."""
+    coef: int | float
+    """Coefficient of now."""
+
+    def __post_init__(self) -> None:
+        for name in ("target", "horizon", "coef"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: got {getattr(self, name)}, need more than 0.")
+
+    def after(self, kl: int | float, num: int) -> "AdaptiveKL":
+        """The coefficient after ``num`` responses that had ``kl``."""
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        factor = 1 + error * min(num / self.horizon, 1)  # 1: a step beyond it must not turn it over
+        return replace(self, coef=self.coef * factor)

@@ -21,6 +21,7 @@ def kl_penalised_rewards(
     tokens of tools have no KL.
     """
     mask = response_mask.bool()
+    _check_shape("kl", kl, mask)
     return last_token(rewards.to(kl.dtype), mask) + torch.where(mask, -coef * kl.detach(), 0.0)
 
 
@@ -29,6 +30,11 @@ def last_token(
 ) -> Shaped[Tensor, "B T"]:
     """values [B] on the last trainable token of each row, 0 elsewhere; mask [B, T] -> [B, T]."""
     mask = response_mask.bool()
+    if mask.ndim != 2 or values.shape != mask.shape[:1]:  # broadcasting would hide it
+        raise ValueError(
+            f"values, response_mask: got shapes {tuple(values.shape)}, {tuple(mask.shape)}; need "
+            "[B] and [B, T], one value a response. Pass columns of one batch."
+        )
     after = mask.flip(1).cumsum(1).flip(1)  # trainable tokens from here on
     return torch.where(mask & (after == 1), values[:, None], torch.zeros_like(values[:, None]))
 
@@ -52,13 +58,14 @@ def gae(
     before whitening: ``batch.select(batch["rewards"].isfinite())``.
     """
     mask = response_mask.bool()
-    if rewards.ndim == 1:
-        rewards = last_token(rewards, mask)
-    if rewards.shape != values.shape or mask.shape != values.shape:
+    if mask.shape != values.shape or rewards.shape not in (values.shape, values.shape[:1]):
         raise ValueError(
             f"rewards, response_mask: got shapes {tuple(rewards.shape)}, {tuple(mask.shape)}; need "
-            f"{tuple(values.shape)} as the values. Pass columns of one batch."
+            f"{tuple(values.shape)} as the values, rewards perhaps [{len(values)}]. Pass columns "
+            "of one batch."
         )
+    if rewards.ndim == 1:
+        rewards = last_token(rewards, mask)
     x = torch.where(mask, rewards.to(values.dtype), 0.0)  # [B, T]
     failed = ~x.isfinite().all(1, keepdim=True)
     values = torch.where(mask, values.detach(), 0.0)
@@ -78,6 +85,7 @@ def moments(x: Float[Tensor, "B T"], mask: Shaped[Tensor, "B T"]) -> Float[Tenso
 
     Those of shards add up to those of the batch; an empty shard has three zeros to add.
     """
+    _check_shape("x", x, mask)
     x = x.detach().double()
     return torch.stack([masked_sum(y, mask).sum() for y in (torch.ones_like(x), x, x.square())])
 
@@ -96,8 +104,18 @@ def whiten(
     shard of it, total is the sum of ``moments`` over all shards, empty ones too: a mean taken shard
     by shard would wipe out the difference between them. Exactly 0 if std is at most tol.
     """
+    _check_shape("x", x, mask)
     count, first, second = moments(x, mask) if total is None else total
     mean = first / count.clamp(min=1)
     std = (second / count.clamp(min=1) - mean**2).clamp(min=0).sqrt()
     whitened = torch.where(std > tol, (x.double() - mean) / (std + eps), 0.0)
     return torch.where(mask.bool(), whitened, 0.0).to(x.dtype)
+
+
+def _check_shape(name: str, x: Tensor, mask: Tensor) -> None:
+    """ValueError unless x is shaped as the mask: broadcasting would hide a mistake."""
+    if x.shape != mask.shape:
+        raise ValueError(
+            f"{name}: got shape {tuple(x.shape)}, need {tuple(mask.shape)} as the mask. Pass "
+            "columns of one batch."
+        )

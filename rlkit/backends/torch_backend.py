@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlkit.backends.packing import Packed, pack
 from rlkit.batch import Batch
+from rlkit.checks import finite
 from rlkit.config import Layout, OptimConfig
 from rlkit.models.attention import PackedAttention, positions
 from rlkit.models.pretrained import Pretrained, load_weights
@@ -35,8 +36,7 @@ class TorchBackend:
         reduce: Any = None,
         dp_size: int = 1,
     ) -> None:
-        if lr < 0:
-            raise ValueError(f"lr: got {lr}, need at least 0.")
+        finite("lr", lr)
         self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
         self.decoder = model.build(device=device)
         self.optimizer = torch.optim.AdamW(
@@ -77,8 +77,13 @@ class TorchBackend:
         more = {"entropy": Rows(entropies, lengths).padded()} if wants_entropy else {}
         result = loss_fn(Rows(found, lengths).padded(), batch, **more)  # [B, T]
         loss, metrics = check_loss(result)
-        if loss.requires_grad:
-            loss.backward()
+        if not loss.requires_grad:
+            raise ValueError(
+                "loss_fn: got a loss without a gradient, need one made from the logprobs (of a "
+                "critic the values) that it is given. Look for detach(), item() and no_grad(); a "
+                "loss that may be constant adds 0 * batch.token_mean(logprobs)."
+            )
+        loss.backward()
         return metrics | {"loss": loss.detach()}
 
     def _per_token(self, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
@@ -186,9 +191,10 @@ class TorchBackend:
 def check_loss(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """The (scalar, metrics) that a loss returned; errors say what it returned in place of it."""
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
-        raise TypeError(
-            f"loss_fn: got {type(result).__name__} back, need (scalar loss, dict of 0-d tensors)."
-        )
+        got = type(result).__name__
+        if isinstance(result, tuple):
+            got = f"({', '.join(type(each).__name__ for each in result)})"
+        raise TypeError(f"loss_fn: got {got} back, need (scalar loss, dict of 0-d tensors).")
     loss, metrics = result
     if not isinstance(loss, Tensor) or loss.ndim != 0:
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rlkit import trace
+from rlkit.checkpoint import docks as dock_parts
 from rlkit.checkpoint import driver, folder
 from rlkit.checkpoint.folder import FORMAT, Saved
 from rlkit.checkpoint.parts import check_parts, first_receipt, start_saving, store_of
 from rlkit.checkpoint.rows import check_plain, read_batches, write_batches
 from rlkit.checks import whole
+from rlkit.dock import TransferDock, saving
 from rlkit.metrics import MetricLog
 from rlkit.tasks import PromptStream
 from rlkit.workers.shards import read_json, write_json
@@ -98,16 +100,18 @@ class Checkpointer:
         prompts: PromptStream | None = None,
         log: MetricLog | None = None,
         batches: Mapping[str, Any] | None = None,
+        docks: Mapping[str, TransferDock] | None = None,
         counters: Mapping[str, Any] | None = None,
     ) -> SaveReport:
         """Save the run after ``step``, as it is now; an error leaves earlier checkpoints as they
         were.
 
         workers: groups by name (actor, critic) whose state training goes on from. batches: by name,
-        what was generated, or is being generated, and is not trained yet.
+        what was generated, or is being generated, and is not trained yet. docks: by name; rows that
+        are leased are offered again after loading, those acknowledged are not.
         """
         start = time.perf_counter()
-        parts = {"workers": workers, "batches": batches or {}}
+        parts = {"workers": workers, "batches": batches or {}, "docks": docks or {}}
         self._check_save(step, parts)
         content = {
             "format": FORMAT,
@@ -138,7 +142,10 @@ class Checkpointer:
                 if log is not None:
                     files[""] |= write_json(partial / "log.json", driver.log_state(log))
                 running = start_saving(partial / "workers", parts["workers"])
-                content["batches"], more = write_batches(partial / "batches", parts["batches"])
+                with saving.all_frozen(parts["docks"].values()):
+                    content["docks"], rows = dock_parts.parts_of(parts["docks"])
+                    rows = {**parts["batches"], **rows}
+                    content["batches"], more = write_batches(partial / "batches", rows)
                 files |= more
                 for name, future in running.items():
                     files[f"workers/{name}"] = first_receipt(name, future.result())
@@ -216,6 +223,7 @@ class Checkpointer:
         workers: Mapping[str, Any],
         prompts: PromptStream | None = None,
         log: MetricLog | None = None,
+        docks: Mapping[str, TransferDock] | None = None,
         step: int | None = None,
     ) -> Restored:
         """Put the newest checkpoint, or that of ``step``, back into the parts given.
@@ -233,7 +241,7 @@ class Checkpointer:
             return Restored()
         saved = [one for one in every if step in (None, one.step)][-1]
         content = saved.index()
-        check_parts(saved, content, workers=workers, prompts=prompts, log=log)
+        check_parts(saved, content, workers=workers, prompts=prompts, log=log, docks=docks or {})
         saved.verify(content["files"])
         with trace.current().span("checkpoint"), trace.labelled("checkpoint/parts"):
             loading = {
@@ -244,6 +252,7 @@ class Checkpointer:
                 future.result()
             store = store_of(workers)
             batches = read_batches(saved.path / "batches", content["batches"], store=store)
+            dock_parts.put_back(docks or {}, content["docks"], batches)
         if prompts is not None:
             prompts.load_state(content["prompts"])
         if log is not None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rlkit.workers.shards import Receipt, read_json, write_json
 
-FORMAT = 1
+FORMAT = 2
 _NAME = re.compile(r"(\d{6,})_step_(\d+)")
 _LEFT_OVER = re.compile(r"\.\d{6,}_step_\d+\.\w+\.(partial|gone)")
 

@@ -12,6 +12,7 @@ import cloudpickle
 
 from rlkit import device as devices
 from rlkit.batch import Batch
+from rlkit.dock import TransferDock
 from rlkit.functions import Shipped, ship
 from rlkit.metrics import StepMetrics
 from rlkit.store import Column
@@ -30,9 +31,16 @@ def outgoing(value: Any, store: RowStore | None) -> Any:
     return value
 
 
-def incoming(value: Any) -> Any:
-    """The argument as the worker sees it."""
+def incoming(value: Any, worker: str) -> Any:
+    """The argument as the worker sees it; of a dock it is a holder."""
+    if isinstance(value, TransferDock):
+        return value.arrived(worker)
     return value.load() if isinstance(value, Shipped) else value
+
+
+def first_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Batch | None:
+    """The batch that a call is about."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Batch)), None)
 
 
 def merge(results: Sequence[Any], batch: Batch | None) -> Any:
@@ -40,9 +48,10 @@ def merge(results: Sequence[Any], batch: Batch | None) -> Any:
 
     Rows joined in rank order, metrics reduced, else a list.
     """
+    present = [result for result in results if result is not None]
+    if present and isinstance(present[0], Batch):
+        return Batch.concat(present)
     first = results[0]
-    if isinstance(first, Batch):
-        return Batch.concat(results)
     if isinstance(first, Column):
         uids = first.uids if batch is None else batch.uids
         parts = [part for column in results for part in column.parts]

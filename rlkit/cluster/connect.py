@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,22 @@ def known_address(address: str | None) -> str | None:
 
 def local_options(kind: str, num_devices: int) -> dict[str, Any]:
     """Options of ray.init for a cluster of this machine with ``num_devices`` of a kind."""
-    options = {"address": "local", "include_dashboard": False, "object_store_memory": 1 << 30}
+    options = {"address": "local", "include_dashboard": False}
+    options["object_store_memory"] = object_store_bytes()
     return options | devices.ray_options(kind, num_devices)
+
+
+def object_store_bytes() -> int:
+    """Room for rows: 3/10 of the memory, as Ray takes, if shared memory has so much; or 1 GiB.
+
+    Pages are taken from the machine when they are used first.
+    """
+    shared = Path("/dev/shm")
+    if not shared.exists():
+        return 1 << 30
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most = min(memory * 3, shutil.disk_usage(shared).free * 9) // 10
+    return max(1 << 30, most)
 
 
 def init(ray: Any, options: dict[str, Any]) -> None:

@@ -5,13 +5,13 @@ import inspect
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.checks import did_you_mean
-from rlkit.cluster.calls import outgoing, public_methods
+from rlkit.cluster.calls import first_batch, outgoing, public_methods
 from rlkit.html import table
 from rlkit.store import Column
 from rlkit.types import RowStore
@@ -64,6 +64,10 @@ class Transport(Answers, Protocol):
 
     def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         """Begin the call on all ranks; returns a ticket."""
+        ...
+
+    def stream(self, ticket: Any, /) -> Iterator[Any]:
+        """What the ranks of a started call yield, as it comes."""
         ...
 
     @property
@@ -145,7 +149,8 @@ class WorkerGroup:
 
     A call runs on every rank; workers take their share of a batch by rank. Results come back
     joined: rows in order, metrics reduced. Methods that make a column return it at once, still
-    being computed. ``group.submit.method(...)`` returns a future.
+    being computed. A method that yields gives an iterator of what any rank yields, as it comes: it
+    runs from the call on. ``group.submit.method(...)`` returns a future.
     """
 
     def __init__(
@@ -209,25 +214,30 @@ class WorkerGroup:
         return sorted({*super().__dir__(), *self.methods})
 
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if inspect.isgeneratorfunction(self.methods[name]):
+            return self._transport.stream(self._begin(name, args, kwargs)[0])
         future = self._start(name, args, kwargs)
         column = getattr(self.methods[name], "__rlkit_column__", None)
-        batch = _first_batch(args, kwargs)
+        batch = first_batch(args, kwargs)
         if column is None or batch is None or self._store is None:
             return future.result()
         return Column(column, self._store, batch.uids, lambda: future.result().parts)
 
     def _start(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future:
+        return Future(self._transport, *self._begin(name, args, kwargs), f"{self.name}.{name}")
+
+    def _begin(self, name: str, args: Any, kwargs: Any) -> tuple[Any, Batch | None]:
+        """Start a call: its ticket, and the batch it is about."""
         self._transport.check_open(name)
         method = self.methods.get(name)
         prepare = getattr(method, "__rlkit_prepare__", None)
         if prepare is not None:
             kwargs = kwargs | prepare(*args, **kwargs)
-        batch = _first_batch(args, kwargs)
+        batch = first_batch(args, kwargs)
         args = tuple(outgoing(value, self._store) for value in args)
         kwargs = {key: outgoing(value, self._store) for key, value in kwargs.items()}
         stage = trace.label(stage_of(method, name))
-        ticket = self._transport.start(name, args, kwargs, stage, next(_calls))
-        return Future(self._transport, ticket, batch, f"{self.name}.{name}")
+        return self._transport.start(name, args, kwargs, stage, next(_calls)), batch
 
     def frame(self) -> Any:
         """DataFrame, a row a worker: name, rank, device, node, process id."""
@@ -258,6 +268,11 @@ class _Submit:
                 f"{did_you_mean(name, self._group.methods)}"
             )
         method = self._group.methods[name]
+        if inspect.isgeneratorfunction(method):
+            raise AttributeError(
+                f"{self._group.name}.submit.{name}: got a method that yields, need none of those "
+                f"here. {self._group.name}.{name}(...) starts it, too, and returns an iterator."
+            )
         return _documented(method, lambda *a, **k: self._group._start(name, a, k))
 
     def __dir__(self) -> list[str]:
@@ -271,7 +286,3 @@ def _documented(method: Callable[..., Any], call: Callable[..., Any]) -> Callabl
     parameters = [p for name, p in signature.parameters.items() if name != "self"]
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return call
-
-
-def _first_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Batch | None:
-    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Batch)), None)

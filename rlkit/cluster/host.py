@@ -4,10 +4,12 @@ Builds it from a class sent by value, runs its methods, reports spans. Calls run
 ``interrupt`` and ``rejoin`` come in beside them.
 """
 
+import inspect
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +18,16 @@ import cloudpickle
 from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.calls import Failure, Interrupted, detached, incoming, mark_sent
+from rlkit.cluster.calls import (
+    Failure,
+    Interrupted,
+    detached,
+    first_batch,
+    incoming,
+    mark_sent,
+)
 from rlkit.cluster.local import accepts_context, rows_and_tokens
+from rlkit.cluster.streams import Outbox
 from rlkit.shield import shield
 from rlkit.store import Column
 from rlkit.workers.context import Rendezvous, WorkerContext, open_meeting
@@ -50,6 +60,7 @@ class WorkerHost:
         self._busy: tuple[int, int] | None = None  # thread and number of the call that runs
         self._cancelled: dict[int, str] = {}
         self._epoch = 0
+        self._outbox = Outbox()
         self._lock = threading.Lock()
 
     def meet(self, timeout_s: float) -> tuple[str, int]:
@@ -69,11 +80,11 @@ class WorkerHost:
             worker_class = cls.load()
             if meeting is not None:
                 context = replace(context, collective=self._join(context, meeting))
-            kwargs = {key: incoming(value) for key, value in kwargs.items()}
+            kwargs = {key: incoming(value, self.name) for key, value in kwargs.items()}
             if accepts_context(worker_class):
                 kwargs["context"] = context
             self.context = context
-            self.worker = worker_class(*map(incoming, args), **kwargs)
+            self.worker = worker_class(*(incoming(value, self.name) for value in args), **kwargs)
         except Exception as error:
             return Failure.of(error, self.name)
         node = ray.get_runtime_context().get_node_id()
@@ -124,6 +135,9 @@ class WorkerHost:
                     self._busy = None
         except KeyboardInterrupt as error:
             return self._failed(Interrupted(f"{method}: interrupted ({error})"), epoch)
+        finally:
+            if inspect.isgeneratorfunction(getattr(self.worker, method, None)):
+                self._outbox.end(number)
 
     def _failed(self, error: BaseException, epoch: int) -> Failure:
         """A rank that has peers runs nothing more of this epoch: they may not have failed."""
@@ -136,16 +150,29 @@ class WorkerHost:
         with trace.stage_span(
             stage, self._meter, worker=self.name, node=self._node, call=call
         ) as span:
-            args = [incoming(value) for value in args]
-            kwargs = {key: incoming(value) for key, value in kwargs.items()}
+            args = [incoming(value, self.name) for value in args]
+            kwargs = {key: incoming(value, self.name) for key, value in kwargs.items()}
             result = getattr(self.worker, method)(*args, **kwargs)
-            given = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-            if given is not None:
-                given = given.shard(self.context.dp_rank, self.context.dp_size)
-            span.rows, span.tokens = rows_and_tokens(given, result)
-        travels = cloudpickle.dumps(detached(result))
-        mark_sent(result)
-        return travels, trace.current().drain()
+            if inspect.isgenerator(result):
+                result = self._hand_on(result, call, span)
+            else:
+                given = first_batch(args, kwargs)
+                if given is not None:
+                    given = given.shard(self.context.dp_rank, self.context.dp_size)
+                span.rows, span.tokens = rows_and_tokens(given, result)
+        return _packed(result), trace.current().drain()
+
+    def _hand_on(self, items: Generator[Any, Any, Any], call: int, span: trace.OpenSpan) -> None:
+        """Put what a generator yields where the driver takes it, at once."""
+        with closing(items):
+            for item in items:
+                rows, tokens = rows_and_tokens(None, item)
+                span.rows, span.tokens = span.rows + rows, span.tokens + tokens
+                self._outbox.put(call, _packed(item))
+
+    def take(self, number: int, wait_s: float) -> tuple[list[bytes], bool]:
+        """What call ``number`` has yielded, and whether that was all; waits for the first item."""
+        return self._outbox.take(number, wait_s)
 
     def cancel(self, number: int, reason: str) -> str:
         """Stop call ``number``: ``running`` if it runs, ``queued`` if it is yet to come.
@@ -164,6 +191,13 @@ class WorkerHost:
         """Run no call of an earlier epoch any more."""
         with self._lock:
             self._epoch = max(self._epoch, epoch)
+
+
+def _packed(result: Any) -> bytes:
+    """A result as it travels; its rows are the driver's from here on."""
+    travels = cloudpickle.dumps(detached(result))
+    mark_sent(result)
+    return travels
 
 
 class Runner:

@@ -1,12 +1,15 @@
 """The cluster of one process: the same lines, no Ray. Calls run at once, in the caller's thread."""
 
+import inspect
 import os
 import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.calls import current_class, default_name, incoming, merge
+from rlkit.cluster.calls import current_class, default_name, first_batch, incoming, merge
 from rlkit.cluster.group import WorkerGroup
 from rlkit.config import Layout
 from rlkit.functions import ship
@@ -118,14 +121,33 @@ class _InProcess:
             return self._call(method, args, kwargs, stage, call)
 
     def _call(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
-        batch = next((a for a in (*args, *kwargs.values()) if isinstance(a, Batch)), None)
-        with trace.stage_span(stage, self._meter, worker=f"{self.name}/0", call=call) as span:
+        batch, me = first_batch(args, kwargs), f"{self.name}/0"
+        with trace.stage_span(stage, self._meter, worker=me, call=call) as span:
             result = getattr(self.worker, method)(
-                *map(incoming, args), **{key: incoming(value) for key, value in kwargs.items()}
+                *(incoming(value, me) for value in args),
+                **{key: incoming(value, me) for key, value in kwargs.items()},
             )
             span.devices = self.cluster.num_devices
+            if inspect.isgenerator(result):  # its body runs piece by piece, in spans of their own
+                return self._pieces(result, stage, call)
             span.rows, span.tokens = rows_and_tokens(batch, result)
         return result
+
+    def _pieces(self, items: Generator[Any, Any, Any], stage: str, call: int) -> Iterator[Any]:
+        with closing(items):
+            while True:
+                span = trace.stage_span(stage, self._meter, worker=f"{self.name}/0", call=call)
+                with self._lock, span:
+                    try:
+                        item = next(items)
+                    except StopIteration:
+                        return
+                    span.devices = self.cluster.num_devices
+                    span.rows, span.tokens = rows_and_tokens(None, item)
+                yield item
+
+    def stream(self, ticket: Any) -> Iterator[Any]:
+        return ticket
 
     def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
         return merge([ticket], batch)

@@ -5,13 +5,20 @@ collective: they are stopped, calls queued behind the failed one are not run, an
 mended before the next. What a call was given is kept until all ranks have answered it.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from rlkit.cluster.calls import Failure, Interrupted
 
+logger = logging.getLogger("rlkit.cluster")
+
+RESPAWN = (
+    "cluster.respawn(group), which loses the workers' state: weights that were trained come back "
+    "from a checkpoint alone"
+)
 SETTLE_S = 3.0
 """How long a call waits for one that was interrupted before it."""
 RELEASE_S = 10.0
@@ -69,15 +76,18 @@ class Pipeline:
         send: Callable[..., list[Any]],
         mend: Callable[[], None],
         discard: Callable[[Any], None],
+        died: Callable[[list[int]], None] = lambda ranks: None,
     ) -> None:  # fmt: skip
+        """``died(ranks)`` hears of ranks whose process is gone."""
         self.name, self.timeout_s = name, timeout_s
-        self._check, self._send, self._mend, self._discard = check, send, mend, discard
+        self._check, self._send, self._mend = check, send, mend
+        self._discard, self._died = discard, died
         self._calls: list[Call] = []
         self._interrupted: Call | None = None
         self._lock = threading.RLock()
         self.epoch = 0  # calls of an earlier epoch are not run any more
         self.broken = False  # a rank died, or a call was given up: it runs on
-        self._lost = ""  # why no call can succeed any more
+        self.lost = ""  # why no call can succeed any more
 
     def add(self, call: Call) -> None:
         """Take up a call that was started."""
@@ -88,7 +98,7 @@ class Pipeline:
         """Forget all calls: their processes are gone."""
         with self._lock:
             self._calls.clear()
-            self._interrupted, self.broken, self._lost = None, False, ""
+            self._interrupted, self.broken, self.lost = None, False, ""
 
     @property
     def stuck(self) -> bool:
@@ -99,8 +109,8 @@ class Pipeline:
     def settle(self) -> None:
         """Before a call: one that was interrupted must have ended, or this says what runs."""
         self._pump(0.0)
-        if self._lost:
-            raise RuntimeError(f"{self.name}: {self._lost}")
+        if self.lost:
+            raise RuntimeError(f"{self.name}: {self._end()}")
         call = self._interrupted
         if call is None:
             return
@@ -111,8 +121,7 @@ class Pipeline:
             names = ", ".join(f"{self.name}/{rank}" for rank in call.waiting.values())
             raise RuntimeError(
                 f"{names} still running {call.what}, for {time.time() - call.start_s:.0f} s; it "
-                "stops when the library call it is in returns. Try again later, or "
-                "cluster.respawn(group)."
+                f"stops when the library call it is in returns. Try again later, or {RESPAWN}."
             )
         self._interrupted = None
 
@@ -123,13 +132,7 @@ class Pipeline:
         while not call.ended:
             left = deadline - time.time()
             if left <= 0:
-                self.broken = True
-                names = ", ".join(f"{self.name}/{rank}" for rank in call.waiting.values())
-                raise TimeoutError(
-                    f"{self.name}.{call.what}: {names} did not answer within {limit:.0f} s. It may "
-                    "still run: wait with future.result(timeout_s=...), raise "
-                    "rk.launch(timeout_s=...), or cluster.respawn(group)."
-                )
+                self.give_up(call, limit)
             self._pump(min(left, 1.0))
         call.collected = True
         # An error that was raised holds the frames of who waits, so nothing here may hold it.
@@ -138,6 +141,16 @@ class Pipeline:
         if error is not None:
             raise error
         return [answers[rank] for rank in range(len(call.refs))]
+
+    def give_up(self, call: Call, waited_s: float) -> NoReturn:
+        """TimeoutError that names the ranks that did not answer."""
+        self.broken = True
+        names = ", ".join(f"{self.name}/{rank}" for rank in call.waiting.values())
+        raise TimeoutError(
+            f"{self.name}.{call.what}: {names} did not answer within {waited_s:.0f} s. It may "
+            "still run: wait with future.result(timeout_s=...), raise "
+            f"rk.launch(timeout_s=...), or {RESPAWN}."
+        )
 
     def done(self, call: Call) -> bool:
         """Whether the call has ended; never waits."""
@@ -148,10 +161,14 @@ class Pipeline:
     def cancel(self, call: Call, reason: str) -> None:
         """Stop a call on all ranks, or keep it from starting; the one that runs now goes on."""
         import ray
+        from ray import exceptions
 
         if call.ended:
             return
-        states = ray.get(self._send("cancel", call.number, reason), timeout=self.timeout_s)
+        try:
+            states = ray.get(self._send("cancel", call.number, reason), timeout=self.timeout_s)
+        except exceptions.RayActorError:  # the call fails by itself, and names who died
+            return
         if "running" in states:
             self._interrupted = call
 
@@ -221,7 +238,7 @@ class Pipeline:
                 f"{self.name}.{other.what}: not run, for {call.what} before it failed "
                 f"({type(call.error).__name__}). Call it again."
             )
-        if not self._lost and not any(c.waiting for c in (call, *later)):
+        if not self.lost and not any(c.waiting for c in (call, *later)):
             try:
                 self._mend()
             except Exception as error:
@@ -251,9 +268,10 @@ class Pipeline:
         """What the caller gets: a death, or the error of the rank that failed by itself."""
         dead = self._dead(call)
         if dead:
+            self._died(dead)
             names = ", ".join(f"{self.name}/{rank}" for rank in dead)
             self._lose(f"worker {names} died ({str(call.answers[dead[0]]).splitlines()[0]})")
-            return RuntimeError(f"{self.name}.{call.what}: {self._lost}")
+            return RuntimeError(f"{self.name}.{call.what}: {self._end()}")
         failed = [a for a in call.answers.values() if _is_error(a)]
         # A peer that saw its connection break is a consequence; the rank that raised is the cause.
         causes = [a for a in failed if not (isinstance(a, Failure) and a.of_peer)]
@@ -261,11 +279,21 @@ class Pipeline:
         return first.raised() if isinstance(first, Failure) else first
 
     def _lose(self, why: str) -> None:
-        self.broken = True
-        self._lost = f"{why}. Its state is lost; cluster.respawn(group) starts the group again."
+        self.broken, self.lost = True, why
+
+    def _end(self) -> str:
+        return f"{self.lost}. Its state is lost; cluster.respawn(group) starts the group again."
 
     def _drop(self, call: Call) -> None:
         call.collected = True
+        errors = [call.error] + [a for a in call.answers.values() if _is_error(a)]
+        error = next((each for each in errors if each is not None), None)
+        error = error.error if isinstance(error, Failure) else error
+        if error is not None and not isinstance(error, Interrupted):
+            logger.warning(
+                "%s.%s failed, and nobody asks for its result: %s: %s",
+                self.name, call.what, type(error).__name__, error,
+            )  # fmt: skip
         for answer in call.answers.values():
             if not _is_error(answer):
                 self._discard(answer)

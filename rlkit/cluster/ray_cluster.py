@@ -4,7 +4,10 @@ their own.
 
 import gc
 import logging
+import time
+import uuid
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,15 @@ from rlkit.batch import Batch
 from rlkit.checks import whole
 from rlkit.cluster.calls import default_name
 from rlkit.cluster.connect import connect
+from rlkit.cluster.dock import RayDockTransport, drop_in_background
 from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.host import Runner
 from rlkit.cluster.relay import LineRelay, install
-from rlkit.cluster.store import RayStore, StoreActor
+from rlkit.cluster.store import RayStore, start_store
 from rlkit.cluster.transport import GroupSpec, RayTransport
 from rlkit.cluster.watch import HeadWatch, Reaper
 from rlkit.config import Layout
+from rlkit.dock import CentralDock, Graph, TransferDock
 from rlkit.html import table
 
 logger = logging.getLogger("rlkit.cluster")
@@ -47,6 +52,8 @@ class RayCluster:
         # A group that nobody names any more ends its processes and frees its devices.
         self.groups: weakref.WeakValueDictionary[str, WorkerGroup] = weakref.WeakValueDictionary()
         self._transports: list[RayTransport] = []
+        self._docks: weakref.WeakSet[RayDockTransport] = weakref.WeakSet()
+        self._id = uuid.uuid4().hex[:8]
         self.lost = False
         self.open = True
         ray, self.started, self._connected = connect(device, num_devices, address=address)
@@ -83,20 +90,30 @@ class RayCluster:
         if self._reaper is not None:
             self._reaper.close()
 
+    def _store_name(self, node: str) -> str:
+        """Under which a process that starts again finds a node's store."""
+        return f"store-{self._id}-{node}"
+
     def _start_stores(self) -> dict[str, Any]:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        actors = {}
-        for node in ray.nodes():
-            if node["Alive"]:
-                at = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-                actors[node["NodeID"]] = (
-                    ray.remote(StoreActor)
-                    .options(num_cpus=0, max_concurrency=8, scheduling_strategy=at, max_restarts=-1)
-                    .remote()
-                )
-        return actors
+        alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        return {node: start_store(node, self._store_name(node), at=node) for node in alive}
+
+    def _replace_store(self, node: str) -> Any:
+        """An empty store in place of one whose node is lost, under its name, on this node."""
+        import ray
+
+        ray.kill(self.store.actors[node])
+        here, deadline = ray.get_runtime_context().get_node_id(), time.time() + 30
+        while True:
+            try:
+                self.store.actors[node] = start_store(node, self._store_name(node), at=here)
+                return self.store.actors[node]
+            except ValueError:  # the name is taken until the old one is gone
+                if time.time() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def spawn(
         self,
@@ -148,6 +165,35 @@ class RayCluster:
         weakref.finalize(group, _end, transport, self._transports).atexit = False
         return group
 
+    def dock(
+        self,
+        *,
+        graph: Graph | None = None,
+        capacity: int | None = None,
+        lease_s: float = 60.0,
+        timeout_s: float = 60.0,
+        central: bool = False,
+    ) -> TransferDock:
+        """A transfer dock over the cluster's nodes: a warehouse a node, a controller a stage.
+
+        capacity: rows that may wait for each stage of the graph. lease_s: how long a holder that
+        gives no heartbeat keeps its rows. central: all rows on one node, to compare with.
+        """
+        self._check_open("dock")
+        names = {node: self._store_name(node) for node in self.store.actors}
+        transport = RayDockTransport(
+            self.store, names, graph=graph, capacity=capacity, lease_s=lease_s,
+            timeout_s=self.timeout_s,
+        )  # fmt: skip
+        transport.replace = self._replace_store
+        self._docks.add(transport)
+        return (CentralDock if central else TransferDock)(transport, timeout_s=timeout_s)
+
+    def _drop_leases(self, holders: Sequence[str]) -> None:
+        """Workers are gone: what they hold of docks is offered again, at once."""
+        for transport in list(self._docks):
+            drop_in_background(TransferDock(transport), holders)
+
     def respawn(self, group: WorkerGroup) -> None:
         """New processes for the group, from the class as it is now; the workers' state is lost."""
         self._check_open("respawn")
@@ -171,8 +217,17 @@ class RayCluster:
             store=self.store,
             describe=self._runner.describe,
         )
-        with trace.labelled(trace.label(name)):
-            return group.run(call, batch, name)
+        try:
+            with trace.labelled(trace.label(name)):
+                return group.run(call, batch, name)
+        except RuntimeError:
+            if not self._runner.pipeline.lost:
+                raise
+            raise RuntimeError(
+                f"{getattr(call, 'what', name)} ended the process for functions of the user: "
+                f"{self._runner.pipeline.lost}. Call it again: a new process starts, and nothing "
+                "else is lost. A reward that may do so belongs into rk.rewards.Killable(fn)."
+            ) from None
 
     def shutdown(self) -> None:
         """End the workers and stores, and Ray itself if this cluster started it.

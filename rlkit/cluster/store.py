@@ -14,23 +14,55 @@ from typing import Any
 import numpy as np
 
 from rlkit import trace
+from rlkit.cluster.shared import handed, opened, shared
+from rlkit.dock.warehouse import Warehouse
 from rlkit.rows import Rows
-from rlkit.store import Column, Part, Shelf, new_key
+from rlkit.shelf import Shelf
+from rlkit.store import Column, Part, new_key
 
 
 class StoreActor:
-    """Keeps rows on one node; runs as a Ray actor."""
+    """Keeps rows on one node, by key and for docks; runs as a Ray actor."""
 
-    def __init__(self) -> None:
-        self.shelf = Shelf()
+    def __init__(self, node: str = "local") -> None:
+        self.shelf, self.node = Shelf(), node
+        self._docks: dict[str, Warehouse] = {}
+
+    def of_dock(
+        self, dock: str, method: str, args: Sequence[Any], options: Any, *, by_value: bool = False
+    ) -> Any:
+        """A method of a dock's warehouse here; ``make`` makes it if it is not there, for consumers.
+
+        ``close`` ends it. ``by_value``: no references to objects, whose owner is gone.
+        """
+        if method == "close":
+            self._docks.pop(dock, None)
+        elif method == "make":
+            made = Warehouse(self.node, consumers=args, name=dock, store=self.shelf)
+            self._docks.setdefault(dock, made)
+        elif dock not in self._docks:
+            raise LookupError(
+                f"{dock}: its rows on node {self.node!r} are gone: the store process died. Call "
+                f"dock.lost({self.node!r}): it returns the uids of rows that must be made again."
+            )
+        else:
+            found = getattr(self._docks[dock], method)(*map(opened, args), **options)
+            return found if by_value else handed(found)
 
     def put(self, key: str, uids: np.ndarray, rows: Rows) -> None:
         """Keep rows under ``key``."""
-        self.shelf.put(key, uids, rows)
+        self.shelf.put(key, uids, opened(rows))
 
-    def get(self, requests: Sequence[tuple[str, np.ndarray]]) -> list[Rows]:
-        """Rows of each (key, uids)."""
-        return [self.shelf.get(key, uids) for key, uids in requests]
+    def get(self, requests: Sequence[tuple[str, np.ndarray]], *, by_value: bool = False) -> Any:
+        """Rows of each (key, uids); of a dock's rows the key is ``DOCK:COLUMN``."""
+        found = [self._rows(key, uids) for key, uids in requests]
+        return found if by_value else handed(found)
+
+    def _rows(self, key: str, uids: np.ndarray) -> Rows:
+        dock, _, column = key.partition(":")
+        if dock in self._docks:
+            return self._docks[dock].fetch({column: uids})[column]
+        return self.shelf.get(key, uids)
 
     def free(self, keys: Sequence[str]) -> None:
         """Forget keys."""
@@ -40,6 +72,17 @@ class StoreActor:
     def stats(self) -> dict[str, int]:
         """Keys and bytes held, and the process id."""
         return {"keys": len(self.shelf), "nbytes": self.shelf.nbytes, "pid": os.getpid()}
+
+
+def start_store(node: str, name: str, *, at: str) -> Any:
+    """The store actor of a node, on the node ``at``."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # Not soft: Ray would place an actor that needs no CPU on any node.
+    there = NodeAffinitySchedulingStrategy(at, soft=False)
+    how: Any = {"num_cpus": 0, "max_concurrency": 8, "max_restarts": -1, "name": name}
+    return ray.remote(StoreActor).options(scheduling_strategy=there, **how).remote(node)
 
 
 class RayStore:
@@ -88,7 +131,8 @@ class RayStore:
         self._check_open(f"writing {name!r}")
         key = new_key(name, f"{self._name}.{os.getpid()}")
         with trace.span("store/put", rows=len(uids), bytes=rows.nbytes):
-            self._get([self.actors[self.place].put.remote(key, uids, rows)], f"writing {name!r}")
+            sent = self.actors[self.place].put.remote(key, uids, shared(rows))
+            self._get([sent], f"writing {name!r}")
         part = Part(key=key, place=self.place, uids=uids, rows=rows, name=name)
         return self.adopt(part) if self.owner else part
 
@@ -116,17 +160,27 @@ class RayStore:
         names = sorted({part.key.split("#")[0] for part, _ in requests})
         found: list[Any] = [None] * len(requests)
         with trace.span("store/fetch", rows=sum(len(uids) for _, uids in requests)) as span:
-            refs = [
-                self.actors[place].get.remote([(requests[i][0].key, requests[i][1]) for i in at])
+            asked = {
+                place: [(requests[i][0].key, requests[i][1]) for i in at]
                 for place, at in by_place.items()
-            ]
+            }
+            refs = [self.actors[place].get.remote(keys) for place, keys in asked.items()]
             answers = self._get(refs, f"reading {names}")
-            for indices, rows in zip(by_place.values(), answers, strict=True):
-                for i, row in zip(indices, rows, strict=True):
+            for place, rows in zip(by_place, answers, strict=True):
+                rows = self._opened(place, asked[place], rows, f"reading {names}")
+                for i, row in zip(by_place[place], rows, strict=True):
                     found[i] = row
                     span.bytes += row.nbytes
         self.received_bytes += span.bytes
         return found
+
+    def _opened(self, place: str, keys: Any, rows: Any, what: str) -> list[Rows]:
+        from ray.exceptions import ObjectLostError
+
+        try:
+            return opened(rows)
+        except ObjectLostError:  # who wrote them died, but the store has them mapped
+            return self._get([self.actors[place].get.remote(keys, by_value=True)], what)[0]
 
     def apply(self, call: Callable[[Any], Rows], batch: Any, name: str) -> Column:
         """Run ``call`` in a process of the cluster, never in the driver."""
@@ -151,7 +205,7 @@ class RayStore:
             ) from error
         except exceptions.RayTaskError as error:
             raise error.cause from None
-        except exceptions.RayActorError as error:
+        except (exceptions.RayActorError, exceptions.ActorUnschedulableError) as error:
             raise RuntimeError(
                 f"store: {what} failed: the node's store process died, and its rows with it "
                 f"({str(error).splitlines()[0]}). It starts again empty: run the stages that wrote "

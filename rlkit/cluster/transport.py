@@ -16,6 +16,7 @@ from rlkit.cluster.calls import Failure, attached, current_class, merge
 from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.host import CONTROL, WorkerHost
 from rlkit.cluster.pipeline import Call, Pipeline
+from rlkit.cluster.streams import STREAM, Stream
 from rlkit.functions import ship
 from rlkit.shield import shield
 from rlkit.workers.context import Rendezvous, WorkerContext
@@ -62,6 +63,7 @@ class RayTransport:
             send=self._send,
             mend=self._mend,
             discard=self._results,
+            died=lambda ranks: cluster._drop_leases([f"{self.name}/{rank}" for rank in ranks]),
         )
 
     # ---- life ----
@@ -85,7 +87,7 @@ class RayTransport:
         cluster = self.cluster
         if self.owns and self.place is None:
             self.place = placement.reserve(cluster.device, self.n, name=self.name)
-        as_actor: Any = ray.remote(concurrency_groups={CONTROL: 1})  # pyright: ignore[reportCallIssue]
+        as_actor: Any = ray.remote(concurrency_groups={CONTROL: 1, STREAM: 4})  # pyright: ignore[reportCallIssue]
         host_class = as_actor(WorkerHost)
         self.hosts = [
             host_class.options(**self._options(rank)).remote(
@@ -194,6 +196,10 @@ class RayTransport:
                 self.pipeline.add(started)
         return started
 
+    def stream(self, call: Call) -> Stream:
+        """What the ranks of a call yield, as it comes."""
+        return Stream(self, call)
+
     def finish(self, call: Call, batch: Batch | None, timeout_s: float | None) -> Any:
         """Wait for all ranks; the merged result, owned by this process.
 
@@ -212,6 +218,10 @@ class RayTransport:
         """One rank's result, its rows owned by this process, and its spans in the trace."""
         payload, spans = answer
         trace.current().extend(spans, devices=max(1, self.cluster.num_devices_in_use))
+        return self.attached(payload)
+
+    def attached(self, payload: bytes) -> Any:
+        """What a worker sent, its rows owned by this process."""
         self.cluster.store.received_bytes += len(payload)
         return attached(cloudpickle.loads(payload), self.cluster.store)
 

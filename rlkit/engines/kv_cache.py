@@ -37,8 +37,14 @@ class KVCache:
         """Tokens a row can hold."""
         return self.data.shape[4]
 
-    def grow(self, *, num_slots: int, max_len: int, used: int) -> None:
-        """Make room for ``num_slots`` rows of ``max_len`` tokens, keeping the first ``used``."""
+    def reserve(self, *, num_slots: int, max_len: int, used: int, most: tuple[int, int]) -> None:
+        """Make room for ``num_slots`` rows of ``max_len`` tokens, keeping the first ``used``; where
+        that is too little, twice as many, up to ``most`` of both.
+        """
+        if num_slots <= self.num_slots and max_len <= self.max_len:
+            return
+        num_slots = _grown(self.num_slots, num_slots, most=most[0])
+        max_len = _grown(self.max_len, max_len, most=most[1])
         layers, both, _, heads, _, width = self.data.shape
         kept, lengths = self.data[:, :, :used], self.lengths[:used]
         if not used:
@@ -51,12 +57,14 @@ class KVCache:
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy slots ``source`` [N] onto slots ``target`` [N]."""
         if len(source):
-            longest = int(self.lengths[source].max())
-            device = self.data.device
-            self.data[:, :, target.to(device), :, :longest] = self.data[
-                :, :, source.to(device), :, :longest
-            ]
+            known = self.data[:, :, :, :, : int(self.lengths[source].max())]
+            known[:, :, target.to(known.device)] = known[:, :, source.to(known.device)]
             self.lengths[target] = self.lengths[source]
+
+
+def _grown(size: int, needed: int, *, most: int) -> int:
+    """``size`` if it is enough, else at least twice it, so that growing costs little in all."""
+    return size if needed <= size else min(most, max(needed, 2 * size))
 
 
 class Prefill:
@@ -79,30 +87,37 @@ class Prefill:
 
 
 class Decode:
-    """Attention of one new token for each of the first ``num`` slots, appended to the cache."""
+    """Attention of one new token for each of the first ``num`` slots, appended to the cache.
+
+    The query heads that share a key head are the queries of one attention, so no key is copied.
+    """
 
     def __init__(self, cache: KVCache, num: int) -> None:
         lengths = cache.lengths[:num]
-        self.cache, self.num, device = cache, num, cache.data.device
-        self.last, self.width = int(lengths[0]), int(lengths.max()) + 1
-        self.even = bool((lengths == self.last).all())
-        if not self.even:
-            self.rows, self.at = torch.arange(num, device=device), lengths.to(device)
-            inside = torch.arange(self.width, device=device) <= self.at[:, None]  # [B, L]
-            self.mask = inside[:, None, None]
+        self.cache, self.num = cache, num
+        self.last, longest = int(lengths.min()), int(lengths.max())
+        self.width, self.mask = longest + 1, None
+        if self.last < longest:
+            data = cache.data
+            at = lengths.to(data.device)
+            heads = torch.arange(num * data.shape[3], device=data.device).view(num, -1)
+            self.places = heads * cache.max_len + at[:, None]  # [B, K] of the cache's flat rows
+            outside = torch.arange(self.width, device=data.device) > at[:, None]  # [B, L]
+            mask = torch.zeros(outside.shape, device=data.device, dtype=data.dtype)
+            self.mask = mask.masked_fill_(outside, float("-inf"))[:, None, None]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [B, H, D], k and v [B, K, D] of the new tokens -> [B, H, D]."""
-        keys, values = self.cache.data[layer, 0, : self.num], self.cache.data[layer, 1, : self.num]
-        if self.even:
-            keys[:, :, self.last], values[:, :, self.last] = k, v
+        keys, values = self.cache.data[layer]
+        if self.mask is None:
+            keys[: self.num, :, self.last], values[: self.num, :, self.last] = k, v
         else:
-            keys[self.rows, :, self.at], values[self.rows, :, self.at] = k, v
+            for flat, new in ((keys, k), (values, v)):
+                flat.view(-1, flat.shape[-1])[self.places] = new
         out = F.scaled_dot_product_attention(
-            q[:, :, None],
-            keys[:, :, : self.width],
-            values[:, :, : self.width],
-            attn_mask=None if self.even else self.mask,
-            enable_gqa=q.shape[1] != k.shape[1],
+            q.unflatten(1, (k.shape[1], -1)),  # [B, K, H / K, D]
+            keys[: self.num, :, : self.width],
+            values[: self.num, :, : self.width],
+            attn_mask=self.mask,
         )
-        return out[:, :, 0]
+        return out.flatten(1, 2)

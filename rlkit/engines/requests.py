@@ -1,10 +1,9 @@
-"""What an engine is asked for and gives back, and a response while it grows."""
+"""What an engine is asked for and gives back."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from rlkit.config import SamplingParams
@@ -27,45 +26,53 @@ class Response:
     token_ids: Tensor
     """[L] int64."""
     logprobs: Tensor
-    """[L] fp32, of each token when it was sampled, at the sampling temperature."""
+    """[L] fp32, of each token when it was sampled, at the sampling temperature, among all tokens:
+    what a trainer computes. top_k, top_p and min_p don't change them (raw, as vLLM would say): the
+    probability a token was drawn with is higher, by the share that was cut off.
+    """
     token_version: Tensor
     """[L] int64: the policy version that sampled each token."""
     finish_reason: str
     """stop, length or abort."""
-    temperature: float
-
-
-class Row:
-    """A running response."""
-
-    __slots__ = ("draws", "logprobs", "sampling", "tokens", "uid", "versions")
-
-    def __init__(self, uid: int, sampling: SamplingParams, draws: np.ndarray) -> None:
-        self.uid, self.sampling, self.draws = int(uid), sampling, draws
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.versions: list[int] = []
+    sampling: SamplingParams
+    """How it was sampled."""
+    stop_reason: int | str | None = None
+    """The token or the string that stopped it."""
+    text: str | None = None
+    """What it says before the stop string; None if its sampling names no stop strings."""
 
     @property
-    def last(self) -> int:
-        """The newest token."""
-        return self.tokens[-1]
+    def temperature(self) -> float:
+        """Sampling temperature."""
+        return self.sampling.temperature
 
-    @property
-    def finish_reason(self) -> str:
-        """Why it is complete; empty while it is not."""
-        if self.tokens[-1] in self.sampling.stop_token_ids:
-            return "stop"
-        return "length" if len(self.tokens) == self.sampling.max_new_tokens else ""
 
-    @torch.inference_mode(False)  # its tensors may enter a gradient
-    def response(self, reason: str) -> Response:
-        """What there is of it, ended for ``reason``."""
-        return Response(
-            uid=self.uid,
-            token_ids=torch.tensor(self.tokens, dtype=torch.int64),
-            logprobs=torch.tensor(self.logprobs, dtype=torch.float32),
-            token_version=torch.tensor(self.versions, dtype=torch.int64),
-            finish_reason=reason,
-            temperature=self.sampling.temperature,
+def check_fits(request: Request, *, vocab_size: int, max_len: int, max_rows: int) -> None:
+    """ValueError for a request that can never run."""
+    length = len(request.prompt_ids) + request.sampling.max_new_tokens
+    if not len(request.prompt_ids) or not len(request.uids):
+        raise ValueError("request: got an empty prompt or no uids, need at least one of each.")
+    if length > max_len:
+        raise ValueError(
+            f"request: got {len(request.prompt_ids)} prompt + {request.sampling.max_new_tokens} "
+            f"new tokens, need at most {max_len}. Shorten the prompt or lower max_new_tokens."
+        )
+    bad = [t for t in request.prompt_ids if not 0 <= t < vocab_size]
+    if bad:
+        raise ValueError(f"request: got token ids {bad[:3]}, need ids from 0 to {vocab_size - 1}.")
+    if len(request.uids) > max_rows:
+        raise ValueError(
+            f"request: got {len(request.uids)} samples of one prompt, need at most "
+            f"max_rows={max_rows}."
+        )
+
+
+def check_unique(requests: Sequence[Request], *, taken: Collection[int]) -> None:
+    """ValueError for a uid that two responses would have."""
+    counts = Counter(uid for request in requests for uid in request.uids)
+    twice = [uid for uid, num in counts.items() if num > 1 or uid in taken]
+    if twice:
+        raise ValueError(
+            f"uids: got {twice[0]} more than once ({len(twice)} such), need one a response: "
+            "equal uids draw equal tokens. Give each prompt of a call a group id of its own."
         )

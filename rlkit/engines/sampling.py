@@ -1,10 +1,14 @@
 """Sampling noise as a function of (run seed, uid, position), and tokens from logits by it."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_BLOCK = 256  # tokens whose probabilities are added up before any is looked at
+_BELOW_ONE = 1 - 2.0**-53
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -29,22 +33,98 @@ def noise(seed: int, uids: np.ndarray, num_positions: int) -> np.ndarray:
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def sample(logits: Tensor, temperature: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+class Cut(NamedTuple):
+    """Where the tokens of each of B rows are cut off, as in ``SamplingParams``."""
+
+    top_k: Tensor
+    """[B] int64; 0 keeps all."""
+    top_p: Tensor
+    """[B] fp32; 1 keeps all."""
+    min_p: Tensor
+    """[B] fp32; 0 keeps all."""
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, uniform: Tensor, cut: Cut | None = None
+) -> tuple[Tensor, Tensor]:
     """Tokens [B] int64 and their logprobs [B] fp32 from logits [B, V]; temperature, uniform [B].
 
-    The token is where the cumulative probability passes the uniform number. Temperature 0 takes the
-    most likely token, with its logprob at temperature 1 (what a trainer computes for such rows).
+    The token is where the cumulative probability of what ``cut`` leaves passes the uniform number.
+    Temperature 0 takes the most likely token, with its logprob at temperature 1 (what a trainer
+    computes for such rows). Logprobs are of the distribution before the cut.
     """
     greedy = temperature == 0
-    scale = torch.where(greedy, torch.ones_like(temperature), temperature)
-    logprobs = torch.log_softmax(logits.float() / scale[:, None], dim=-1)  # [B, V]
-    if bool(greedy.all()):
-        tokens = logprobs.argmax(-1)
+    scaled = logits.float()
+    if not bool((greedy | (temperature == 1)).all()):
+        scaled = scaled / torch.where(greedy, 1.0, temperature)[:, None]
+    if bool(greedy.any()):
+        best, likeliest = scaled.max(-1, keepdim=True)
     else:
-        cumulative = logprobs.double().exp().cumsum(-1)
-        target = uniform[:, None] * cumulative[:, -1:]
-        tokens = torch.searchsorted(cumulative, target, right=True)[:, 0]
-        tokens = tokens.clamp(max=logits.shape[-1] - 1)
-        if bool(greedy.any()):
-            tokens = torch.where(greedy, logprobs.argmax(-1), tokens)
-    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+        best, likeliest = scaled.amax(-1, keepdim=True), None  # a seventh of the time
+    weights = _weights(scaled, best)  # [B, blocks, block]
+    total = weights.sum(-1).double().sum(-1, keepdim=True)  # [B, 1]
+    if likeliest is not None and bool(greedy.all()):
+        tokens = likeliest
+    else:
+        if cut is not None:
+            weights = cut_off(weights.flatten(1), cut).view_as(weights)
+        tokens = _pick(weights, uniform)
+        if likeliest is not None:
+            tokens = torch.where(greedy[:, None], likeliest, tokens)
+    logprobs = scaled.gather(1, tokens) - best - total.log().float()
+    return tokens[:, 0], logprobs[:, 0]
+
+
+def _weights(scaled: Tensor, best: Tensor) -> Tensor:
+    """Probabilities of [B, V] over the highest one, cut into blocks [B, blocks, block]; 0 after
+    the end.
+    """
+    num, size = scaled.shape
+    block = min(size, _BLOCK)
+    out = scaled.new_empty((num, -(-size // block) * block))
+    out[:, size:] = 0
+    torch.sub(scaled, best, out=out[:, :size])
+    out[:, :size].exp_()
+    return out.view(num, -1, block)
+
+
+def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Index [B, 1] into the flat weights [B, blocks, block] where the sum passes ``uniform`` of
+    the whole: first the block, then the token in it.
+    """
+    inside, first = uniform[:, None], 0
+    if weights.shape[1] > 1:
+        block, inside = _passing(weights.sum(-1), inside)
+        first = block * weights.shape[2]
+        weights = weights.gather(1, block[:, :, None].expand(-1, -1, weights.shape[2]))
+    return first + _passing(weights[:, 0], inside)[0]
+
+
+def _passing(weights: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the cumulative sum of weights [B, N] passes ``uniform`` [B, 1] of the whole: the index
+    [B, 1], and which share of that weight lies before that point [B, 1].
+    """
+    cumulative = weights.double().cumsum(-1)
+    target = uniform * cumulative[:, -1:]
+    index = torch.searchsorted(cumulative, target, right=True).clamp_(max=weights.shape[1] - 1)
+    weight = weights.gather(1, index)
+    before = cumulative.gather(1, index) - weight
+    return index, ((target - before) / weight).clamp_(0, _BELOW_ONE)
+
+
+def cut_off(weights: Tensor, cut: Cut) -> Tensor:
+    """Weights [B, V] with 0 for tokens that are cut off: by min_p, of the rest by top_k, of the
+    rest by top_p, as vLLM does.
+
+    min_p: below that share of the highest probability (Nguyen et al., 2024). top_k: not among the k
+    most likely (Fan et al., 2018). top_p: not in the smallest set of most likely tokens that has a
+    share p (Holtzman et al., 2020). Of equals the lower token ids stay.
+    """
+    rows = ((cut.top_k > 0) | (cut.top_p < 1) | (cut.min_p > 0)).nonzero()[:, 0]
+    top_k, top_p, min_p = (limit[rows, None] for limit in cut)
+    ordered, index = weights[rows].sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(weights.shape[1], device=weights.device)
+    ordered = ordered * ((ordered >= min_p * ordered[:, :1]) & ((rank < top_k) | (top_k == 0)))
+    mass = ordered.double().cumsum(-1)
+    ordered = ordered * (mass - ordered < top_p * mass[:, -1:])
+    return weights.index_copy(0, rows, torch.empty_like(ordered).scatter_(1, index, ordered))

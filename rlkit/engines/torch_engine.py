@@ -2,27 +2,38 @@
 once.
 """
 
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from rlkit.checks import whole
+from rlkit.engines.fused import FusedDecoder
 from rlkit.engines.kv_cache import Decode, KVCache, Prefill
-from rlkit.engines.requests import Request, Response, Row
+from rlkit.engines.requests import Request, Response, check_fits, check_unique
 from rlkit.engines.sampling import noise, sample
+from rlkit.engines.slots import Row, Slots
+from rlkit.engines.stops import GrowingText
 from rlkit.models.attention import positions
-from rlkit.models.decoder import Decoder
-from rlkit.models.pretrained import Pretrained, load_weights
+from rlkit.models.pretrained import Pretrained
 from rlkit.shield import shield
+
+RECOMPUTED_TOKENS = 16_384
+"""Tokens of running rows, padding included, that new weights read at once."""
+
+OnToken = Callable[[int, int, float], object]
+"""(uid, token, logprob) of every token as it is sampled."""
 
 
 class TorchEngine:
     """Continuous batching over at most ``max_rows`` slots of one model on one device.
 
-    The cache of keys and values is as large as the requests so far needed.
+    ``add`` requests at any time between two ``step`` calls, each of which samples one token for
+    every running row and returns what finished. Weights may change between two steps as well. All
+    of it from one thread. The cache of keys and values is as large as the requests so far needed.
     """
 
     def __init__(
@@ -36,101 +47,112 @@ class TorchEngine:
         max_len: int | None = None,
     ) -> None:
         self.spec, self.seed, self.version = model.spec, seed, 0
-        self.decoder: Decoder = model.build(device=device, dtype=dtype).requires_grad_(False)
+        self.tokenizer = model.tokenizer
+        self.decoder = FusedDecoder(model.build(device=device, dtype=dtype))
         self.device, self.dtype = torch.device(device), dtype
         self.max_rows = whole("max_rows", max_rows, what="slot")
         longest = model.spec.max_positions
         self.max_len = longest if max_len is None else min(whole("max_len", max_len), longest)
         self.waiting: deque[Request] = deque()
-        self.rows: list[Row] = []  # row i sits in slot i
+        self.slots = Slots(self.device)
         self.cache: KVCache | None = None
-        self.paused = self.asleep = False
+        self.uids: set[int] = set()  # waiting or running
+        self.paused = self.asleep = self.stale = False
 
     # ---- requests ----
 
+    @property
+    def rows(self) -> list[Row]:
+        """Running rows, by slot."""
+        return self.slots.rows
+
+    @property
+    def num_free(self) -> int:
+        """Slots that neither a running row has nor a waiting one will take."""
+        return max(0, self.max_rows - len(self.uids))
+
+    def first_versions(self) -> dict[int, int]:
+        """Uid -> version of the first, oldest token of every running row."""
+        versions = self.slots["versions"][:, :1].flatten().tolist()
+        return {row.uid: version for row, version in zip(self.rows, versions, strict=True)}
+
     def add(self, request: Request) -> None:
         """Queue one prompt; errors at once if it can never fit."""
-        self._check(request)
-        self._check_unique([request])
-        self.waiting.append(request)
+        self._queue([request])
 
-    def _check(self, request: Request) -> None:
-        """ValueError for a request that can never run."""
-        length = len(request.prompt_ids) + request.sampling.max_new_tokens
-        if not len(request.prompt_ids) or not len(request.uids):
-            raise ValueError("request: got an empty prompt or no uids, need at least one of each.")
-        if length > self.max_len:
-            raise ValueError(
-                f"request: got {len(request.prompt_ids)} prompt + "
-                f"{request.sampling.max_new_tokens} new tokens, need at "
-                f"most {self.max_len}. Shorten the prompt or lower max_new_tokens."
-            )
-        bad = [t for t in request.prompt_ids if not 0 <= t < self.spec.vocab_size]
-        if bad:
-            raise ValueError(
-                f"request: got token ids {bad[:3]}, need ids from 0 to {self.spec.vocab_size - 1}."
-            )
-        if len(request.uids) > self.max_rows:
-            raise ValueError(
-                f"request: got {len(request.uids)} samples of one prompt, need at most "
-                f"max_rows={self.max_rows}."
-            )
-
-    def _check_unique(self, requests: Sequence[Request]) -> None:
-        """ValueError for a uid that two responses would have."""
-        counts = Counter(uid for request in requests for uid in request.uids)
-        counts.update(row.uid for row in self.rows)
-        twice = [uid for uid, num in counts.items() if num > 1]
-        if twice:
-            raise ValueError(
-                f"uids: got {twice[0]} more than once ({len(twice)} such), need one a response: "
-                "equal uids draw equal tokens. Give each prompt of a call a group id of its own."
-            )
-
-    def generate(self, requests: Sequence[Request]) -> list[Response]:
-        """All responses of ``requests``, in their order; requests queued before are served too and
-        dropped.
-
-        An error or an interrupt aborts everything: rows left over would hold up ``load_weights``.
-        """
+    def _queue(self, requests: Sequence[Request]) -> None:
+        limits = {"vocab_size": self.spec.vocab_size, "max_len": self.max_len}
         for request in requests:
-            self._check(request)
-        self._check_unique([*requests, *self.waiting])
-        self._check_awake()
+            check_fits(request, max_rows=self.max_rows, **limits)
+        check_unique(requests, taken=self.uids)
         self.waiting.extend(requests)
+        self.uids.update(int(uid) for request in requests for uid in request.uids)
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        on_response: Callable[[Response], object] | None = None,
+        on_token: OnToken | None = None,
+    ) -> list[Response]:
+        """All responses of ``requests``, in their order; requests queued before are served too and
+        dropped. ``on_response`` gets each as it finishes, ``on_token`` every token. What they abort
+        is left out.
+
+        An error, of theirs too, or an interrupt aborts everything: no one waits for rows left over.
+        """
+        self.check_awake()
+        self._queue(requests)
         done: dict[int, Response] = {}
         try:
             while self.waiting or self.rows:
-                self._check_awake()
-                done |= {response.uid: response for response in self.step()}
+                self.check_awake()
+                for response in self.step(on_token=on_token):
+                    done[response.uid] = response
+                    if on_response:
+                        on_response(response)
         except BaseException:
             self.abort()
             raise
-        return [done[uid] for request in requests for uid in request.uids]
+        return [done[uid] for request in requests for uid in request.uids if uid in done]
 
-    def _check_awake(self) -> None:
+    def check_awake(self) -> None:
+        """RuntimeError while paused or asleep: nothing would ever finish."""
         if self.paused or self.asleep:
             raise RuntimeError("engine: paused or asleep; call resume() or wake() first.")
 
-    def abort(self) -> list[Response]:
-        """Stop everything: what was sampled so far comes back with finish_reason ``abort``."""
-        self.waiting.clear()
-        stopped = [row.response("abort") for row in self.rows]
-        self.rows = []
+    @torch.inference_mode()
+    def abort(self, uids: Collection[int] | None = None) -> list[Response]:
+        """Stop ``uids``, waiting or running, or everything: what running rows have sampled so far,
+        with finish_reason ``abort``.
+
+        Uids that are not here are passed over: they may have finished just now.
+        """
+        gone = set(self.uids) if uids is None else self.uids.intersection(uids)
+        left = [
+            replace(request, uids=[uid for uid in request.uids if uid not in gone])
+            for request in self.waiting
+        ]
+        self.waiting = deque(request for request in left if request.uids)
+        at = [slot for slot, row in enumerate(self.rows) if row.uid in gone]
+        stopped = self._take_out(dict.fromkeys(at, "abort"))
+        self.uids -= gone
         return stopped
 
     # ---- work ----
 
     @torch.inference_mode()
-    def step(self) -> list[Response]:
+    def step(self, *, on_token: OnToken | None = None) -> list[Response]:
         """One token for every running row, after admitting waiting prompts to free slots.
 
-        Returns finished responses.
+        Returns finished responses. After an error in it, ``abort``.
         """
         if self.asleep:
             raise RuntimeError("engine: asleep; call wake() and load weights before generating.")
         if self.paused:
             return []
+        if self.stale:
+            self._recompute()
         running = len(self.rows)
         logits = [self._decode(running)] if running else []
         admitted = self._admit()
@@ -138,30 +160,42 @@ class TorchEngine:
             logits.append(self._prefill(admitted, first_slot=running))
         if not self.rows:
             return []
-        return self._sample(torch.cat(logits))
+        tokens, logprobs = sample(
+            logits[0] if len(logits) == 1 else torch.cat(logits),
+            self.slots["temperature"],
+            self.slots.uniform(),
+            self.slots.cut(),
+        )
+        uids = [row.uid for row in self.rows] if on_token else []
+        finished = self._take_out(self.slots.record(tokens, logprobs, version=self.version))
+        if on_token:
+            for token in zip(uids, tokens.tolist(), logprobs.tolist(), strict=True):
+                on_token(*token)
+        return finished
 
     def _decode(self, num: int) -> Tensor:
         """Logits [num, V] after the last token of each running row."""
         assert self.cache is not None
-        ids = torch.tensor([row.last for row in self.rows[:num]], device=self.device)
         at = self.cache.lengths[:num].clone()
-        hidden = self.decoder(ids, at, Decode(self.cache, num))
+        hidden = self.decoder(self.slots.last(), at, Decode(self.cache, num))
         self.cache.lengths[:num] += 1
         return self.decoder.logits(hidden)
 
     def _admit(self) -> list[Request]:
         """Requests that fit into free slots, first come first served; a group is admitted whole."""
+        admitted, rows, draws = [], [], []
         free = self.max_rows - len(self.rows)
-        admitted = []
         while self.waiting and len(self.waiting[0].uids) <= free:
             request = self.waiting.popleft()
             free -= len(request.uids)
             admitted.append(request)
-            draws = noise(self.seed, np.asarray(request.uids), request.sampling.max_new_tokens)
-            self.rows += [
-                Row(uid, request.sampling, draw)
-                for uid, draw in zip(request.uids, draws, strict=True)
-            ]
+            how = request.sampling
+            draws += [*noise(self.seed, np.asarray(request.uids), how.max_new_tokens)]
+            for uid in request.uids:
+                text = GrowingText(self.tokenizer, how.stop) if how.stop else None
+                rows.append(Row(uid, request.prompt_ids, how, text))
+        if rows:
+            self.slots.add(rows, draws)
         return admitted
 
     def _prefill(self, requests: Sequence[Request], *, first_slot: int) -> Tensor:
@@ -186,61 +220,57 @@ class TorchEngine:
             self.cache = KVCache(
                 self.spec, num_slots=slots, max_len=length, device=self.device, dtype=self.dtype
             )
-        elif slots > self.cache.num_slots or length > self.cache.max_len:
-            slots = _grown(self.cache.num_slots, slots, most=self.max_rows)
-            length = _grown(self.cache.max_len, length, most=self.max_len)
-            self.cache.grow(num_slots=slots, max_len=length, used=used)
+        else:
+            most = self.max_rows, self.max_len
+            self.cache.reserve(num_slots=slots, max_len=length, used=used, most=most)
+        self.decoder.reserve(self.cache.max_len)
         return self.cache
 
-    def _sample(self, logits: Tensor) -> list[Response]:
-        """Sample each row's next token from logits [rows, V], record it, and take finished rows
-        out.
-        """
-        temperature = torch.tensor(
-            [row.sampling.temperature for row in self.rows], device=self.device
-        )
-        uniform = torch.tensor(
-            [row.draws[len(row.tokens)] for row in self.rows], dtype=torch.float64
-        )
-        tokens, logprobs = sample(logits, temperature, uniform.to(self.device))
-        for row, token, logprob in zip(self.rows, tokens.tolist(), logprobs.tolist(), strict=True):
-            row.tokens.append(token)
-            row.logprobs.append(logprob)
-            row.versions.append(self.version)
-        done = [i for i, row in enumerate(self.rows) if row.finish_reason]
-        finished = [self.rows[i].response(self.rows[i].finish_reason) for i in done]
-        if done:
-            self._compact(done)
-        return finished
+    def _recompute(self) -> None:
+        """Fill the cache of running rows again, under the weights of now.
 
-    def _compact(self, done: list[int]) -> None:
-        """Fill the slots of finished rows with the last running ones, so that running rows stay the
-        first.
+        It holds all their tokens but the last, which the next decoding reads.
         """
-        assert self.cache is not None
-        left = len(self.rows) - len(done)
-        gone = set(done)
-        holes = [i for i in done if i < left]
-        movers = [i for i in range(left, len(self.rows)) if i not in gone]
-        self.cache.move(
-            torch.tensor(movers, dtype=torch.long), torch.tensor(holes, dtype=torch.long)
-        )
-        for hole, mover in zip(holes, movers, strict=True):
-            self.rows[hole] = self.rows[mover]
-        del self.rows[left:]
+        if self.rows:
+            assert self.cache is not None
+            known = self.cache.lengths[: len(self.rows)].clone()
+            at_once = max(1, RECOMPUTED_TOKENS // int(known.max()))
+            for slots in torch.arange(len(known)).split(at_once):
+                ids = torch.cat([self.slots.written(slot)[:-1] for slot in slots.tolist()])
+                lengths = known[slots]
+                self.decoder(ids, positions(lengths), Prefill(self.cache, lengths, slots))
+        self.stale = False
+
+    def _take_out(self, reasons: Mapping[int, str]) -> list[Response]:
+        """Responses of the slots in ``reasons``, which the last running rows then fill."""
+        finished = [self.slots.response(slot, reason) for slot, reason in reasons.items()]
+        if reasons:
+            self.uids.difference_update(response.uid for response in finished)
+            left = len(self.rows) - len(reasons)
+            holes = torch.tensor([i for i in reasons if i < left], dtype=torch.long)
+            movers = [i for i in range(left, len(self.rows)) if i not in reasons]
+            if movers and self.cache is not None:
+                self.cache.move(torch.tensor(movers), holes)
+                self.slots.move(torch.tensor(movers), holes)
+            del self.rows[left:]
+        return finished
 
     # ---- weights and life cycle ----
 
-    def load_weights(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
-        """Replace all weights; refused while rows run, whose cache would mix two policies."""
-        if self.rows:
-            raise RuntimeError(
-                f"engine: {len(self.rows)} rows are running; finish or abort them before loading "
-                "weights."
-            )
+    def load_weights(
+        self, tensors: Mapping[str, Tensor], *, version: int, recompute: bool = True
+    ) -> None:
+        """Replace all weights between two tokens; running rows go on and keep their tokens, each
+        with the version that sampled it.
+
+        With ``recompute`` the next step first computes the cache of what is written again, so that
+        the tokens from then on are those of the new weights alone; without, they attend to the keys
+        and values of the old ones.
+        """
         with shield:
-            load_weights(self.decoder, tensors)
+            self.decoder.load_weights(tensors)
             self.version = version
+            self.stale |= recompute
 
     def weights(self) -> dict[str, Tensor]:
         """Weights by Hugging Face name."""
@@ -255,18 +285,14 @@ class TorchEngine:
         self.paused = False
 
     def sleep(self) -> None:
-        """Free the cache; refused while rows run."""
+        """Hold no more than the weights; refused while rows run."""
         if self.rows:
             raise RuntimeError(
                 f"engine: {len(self.rows)} rows are running; finish or abort them before sleep."
             )
-        self.cache, self.asleep = None, True
+        self.cache, self.slots, self.asleep = None, Slots(self.device), True
+        self.decoder.free()
 
     def wake(self) -> None:
         """Serve again; the cache is allocated with the first prompt."""
         self.asleep = False
-
-
-def _grown(size: int, needed: int, *, most: int) -> int:
-    """``size`` if it is enough, else at least twice it, so that growing costs little in all."""
-    return size if needed <= size else min(most, max(needed, 2 * size))

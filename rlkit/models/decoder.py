@@ -113,6 +113,11 @@ class Decoder(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
+        if spec.moe or spec.mla:
+            raise ValueError(
+                f"decoder: got a {spec.architecture} shape with experts or latent attention, need "
+                "a dense one. Such shapes are for plans and for backends that compute them."
+            )
         self.spec = spec
         self.model = Trunk(spec)
         self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)

@@ -22,6 +22,11 @@ class GRPOConfig(LoopConfig):
     kl_coef: float = 1e-3
     """Weight of the KL to the reference in the loss."""
 
+    def __post_init__(self) -> None:
+        LoopConfig.__post_init__(self)
+        self._finite("kl_coef")
+        self._needs_groups()
+
 
 def grpo(
     cluster: Any,
@@ -40,9 +45,9 @@ def grpo(
     ``checkpoint`` it saves itself, and goes on from the newest one in there. ``reward_fn``, perhaps
     of ``rk.rewards.combine``, rewards training; evaluation is the task's own verifier, and so is
     training without it. Numbers such as ``steps`` are in ``config``; others by keyword are an
-    error.
+    error. An error in a step has the run so far as its attribute ``run``.
     """
-    config = checked("grpo", GRPOConfig, config, wrong)
+    config = checked("grpo", GRPOConfig, config, wrong, checkpoint)
     loss_fn = _loss(config.clip_low, config.clip_high, config.kl_coef)
     rollout = cluster.spawn(
         RolloutWorker, model, engine=TorchEngine, max_new_tokens=config.max_new_tokens
@@ -52,17 +57,17 @@ def grpo(
     resharder = Resharder(source=actor, target=rollout)
     parts = {"actor": actor, "rollout": rollout, "reference": reference, "resharder": resharder}
     run = Run(log=MetricLog(), **parts)
-    loop = Loop(run, task, config, checkpoint=checkpoint, on_step=on_step)
-    for step in range(loop.start().next_step, config.steps):
-        batch = rollout.generate(next(loop.prompts), n=config.n, temperature=config.temperature)
-        batch["rewards"] = score(reward_fn or task.verify, batch)
-        batch["old_logprobs"] = actor.compute_logprobs(batch)
-        batch["ref_logprobs"] = reference.compute_logprobs(batch)
-        rewards, group_ids = batch["rewards"], batch["group_ids"]
-        batch["advantages"] = batch.expand(group_relative(rewards, group_ids))
-        metrics = actor.update(batch, loss_fn=loss_fn, minibatches=config.minibatches)
-        resharder.reshard()
-        loop.end_step(step, metrics | group_metrics(rewards, group_ids), batch)
+    with Loop(run, task, config, checkpoint=checkpoint, on_step=on_step) as loop:
+        for step in range(loop.start().next_step, config.steps):
+            batch = rollout.generate(next(loop.prompts), n=config.n, temperature=config.temperature)
+            batch["rewards"] = score(reward_fn or task.verify, batch)
+            batch["old_logprobs"] = actor.compute_logprobs(batch)
+            batch["ref_logprobs"] = reference.compute_logprobs(batch)
+            rewards, group_ids = batch["rewards"], batch["group_ids"]
+            batch["advantages"] = batch.expand(group_relative(rewards, group_ids))
+            metrics = actor.update(batch, loss_fn=loss_fn, minibatches=config.minibatches)
+            resharder.reshard()
+            loop.end_step(step, metrics | group_metrics(rewards, group_ids), batch)
     return run
 
 

@@ -1,19 +1,29 @@
 """What all recipes share: numbers, what they leave, and what is around a step."""
 
+import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from rlkit.algo.losses.ratios import check_clip
 from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer, Restored
-from rlkit.checks import did_you_mean
+from rlkit.checks import did_you_mean, finite, whole
+from rlkit.config import SamplingParams
 from rlkit.metrics import MetricLog, StepMetrics
 from rlkit.reshard import Resharder
 from rlkit.rewards import reward_metrics
 from rlkit.tasks import Task, evaluate
 
+logger = logging.getLogger("rlkit.recipes")
+
 Config = TypeVar("Config", bound="LoopConfig")
 OnStep = Callable[[MetricLog], None]
+
+COUNTS = {"steps": 0, "size": 1, "n": 1, "minibatches": 1}
+COUNTS |= {"eval_every": 0, "eval_prompts": 1, "save_every": 0}
+MAY_CHANGE = ("steps", "eval_every", "eval_prompts", "save_every")  # and the run is the same
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +43,7 @@ class LoopConfig:
     lr: float = 2e-4
     """AdamW's learning rate."""
     minibatches: int = 2
-    """Optimizer steps a train step."""
+    """Optimizer steps a train step, at most ``size``: a prompt's responses are not parted."""
     clip_low: float = 0.2
     """Lower clip of the ratio."""
     clip_high: float = 0.2
@@ -43,8 +53,33 @@ class LoopConfig:
     eval_prompts: int = 128
     """Held-out prompts of an evaluation."""
     save_every: int = 10
-    """Train steps between checkpoints, for a run that has a checkpointer; the last step is saved,
-    too."""
+    """Train steps between checkpoints, for a run that has a checkpointer; 0: never. The last step
+    is saved all the same."""
+
+    def __post_init__(self) -> None:
+        for name, least in COUNTS.items():
+            whole(self._called(name), getattr(self, name), least=least)
+        self._finite("lr")
+        check_clip(self.clip_low, self.clip_high)
+        SamplingParams(temperature=self.temperature, max_new_tokens=self.max_new_tokens)
+        if self.minibatches > self.size:
+            raise ValueError(
+                f"{self._called('minibatches')}: got {self.minibatches}, need at most "
+                f"size={self.size}, one a prompt."
+            )
+
+    def _called(self, name: str) -> str:
+        return f"{type(self).__name__}.{name}"
+
+    def _finite(self, name: str, *, most: float = math.inf) -> None:
+        finite(self._called(name), getattr(self, name), most=most)
+
+    def _needs_groups(self) -> None:
+        if self.n < 2:
+            raise ValueError(
+                f"{self._called('n')}: got {self.n}, need at least 2 responses a prompt: alone in "
+                "its group a response has no advantage. PPO's critic can do with 1."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -70,7 +105,10 @@ class Run:
 
 
 class Loop:
-    """What is around the step of a recipe: going on, evaluation, log and checkpoints."""
+    """What is around the step of a recipe: going on, evaluation, log and checkpoints.
+
+    An error inside ``with`` leaves with the run so far as its attribute ``run``.
+    """
 
     def __init__(
         self,
@@ -86,11 +124,23 @@ class Loop:
         self.prompts = task.stream(size=config.size)
         self.held_out = task.held_out(config.eval_prompts)
 
+    def __enter__(self) -> "Loop":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            error.run = self.run  # pyright: ignore[reportAttributeAccessIssue]
+            error.add_note(
+                f"The run so far is the error's attribute run: {self.run}. In a notebook's next "
+                "cell: import sys; run = sys.last_value.run"
+            )
+
     def start(self) -> Restored:
         """Go on from the newest checkpoint, if there is one; the first step's time begins here."""
         restored = Restored()
         if self.checkpoint is not None:
             restored = self.checkpoint.load(**self._state())
+            self._compare(restored.counters.get("config", {}))
         self.run.resharder.reshard()  # connects the processes, outside the first step's time
         self.run.log.start()
         return restored
@@ -104,10 +154,12 @@ class Loop:
         if config.eval_every and (step + 1) % config.eval_every == 0:
             metrics |= evaluate(run.rollout, self.held_out, self.task.verify)
         run.log.add(step, metrics | reward_metrics(batch))
-        due = (step + 1) % config.save_every == 0 or step + 1 == config.steps
+        due = config.save_every and (step + 1) % config.save_every == 0
+        due = due or step + 1 == config.steps
         if self.checkpoint is not None and due:
             batches = {} if carried is None else {"carried": carried}
-            self.checkpoint.save(step, **self._state(), batches=batches)
+            counters = {"config": self._facts()}
+            self.checkpoint.save(step, **self._state(), batches=batches, counters=counters)
         if self.on_step is not None:
             self.on_step(run.log)
 
@@ -116,14 +168,37 @@ class Loop:
         workers = {name: group for name, group in workers.items() if group is not None}
         return {"workers": workers, "prompts": self.prompts, "log": self.run.log}
 
+    def _facts(self) -> dict[str, str]:
+        """The config as plain values."""
+        numbers = {f.name: str(getattr(self.config, f.name)) for f in fields(self.config)}
+        return {"config": type(self.config).__name__} | numbers
+
+    def _compare(self, saved: Mapping[str, str]) -> None:
+        """Warn of numbers that are not those that the checkpoint was saved with."""
+        new = {name: value for name, value in self._facts().items() if name not in MAY_CHANGE}
+        changed = [f"{k}={v} (was {saved[k]})" for k, v in new.items() if saved.get(k, v) != v]
+        if changed:
+            said = ", ".join(changed)
+            logger.warning("%s: its run goes on with other numbers: %s", self.checkpoint, said)
+
 
 def checked(
-    recipe: str, cls: type[Config], config: Config | None, wrong: Mapping[str, Any]
+    recipe: str,
+    cls: type[Config],
+    config: Config | None,
+    wrong: Mapping[str, Any],
+    checkpoint: Checkpointer | None,
 ) -> Config:
     """The config, or the default one.
 
-    TypeError for numbers given otherwise than in a ``cls``; says how to give them.
+    TypeError for numbers given otherwise than in a ``cls``, and for a checkpoint that is none; says
+    how to give them.
     """
+    if checkpoint is not None and not isinstance(checkpoint, Checkpointer):
+        raise TypeError(
+            f"{recipe}: got {checkpoint!r} as the checkpoint, need checkpoint=rk.Checkpointer"
+            '("folder").'
+        )
     known = [item.name for item in fields(cls)]
     if wrong:
         name, value = next(iter(wrong.items()))

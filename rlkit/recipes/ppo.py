@@ -19,7 +19,7 @@ from rlkit.algo import (
 from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer
 from rlkit.engines import TorchEngine
-from rlkit.metrics import MetricLog
+from rlkit.metrics import MetricLog, StepMetrics
 from rlkit.models import Pretrained
 from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
 from rlkit.reshard import Resharder
@@ -47,6 +47,18 @@ class PPOConfig(LoopConfig):
     kl_coef: float = 0.0
     """Weight of the KL to the reference in the reward; 0: neither KL nor reference."""
 
+    def __post_init__(self) -> None:
+        LoopConfig.__post_init__(self)
+        for name in ("critic_lr", "kl_coef"):
+            self._finite(name)
+        for name in ("gamma", "lam"):
+            self._finite(name, most=1.0)
+        if self.value_clip is not None and not self.value_clip > 0:
+            raise ValueError(
+                f"PPOConfig.value_clip: got {self.value_clip}, need a number above 0, or None for "
+                "no clip."
+            )
+
 
 def ppo(
     cluster: Any,
@@ -61,9 +73,11 @@ def ppo(
 ) -> Run:
     """PPO (1707.06347, 2017) with GAE: actor, critic and log; arguments as those of ``grpo``.
 
-    Responses whose reward is not finite are left out: whitening would give them an advantage.
+    Responses whose reward is not finite are left out: whitening would give them an advantage. A
+    step in which fewer prompts are left than ``minibatches`` skips the rest of these, and counts
+    them as ``skipped_steps``.
     """
-    config = checked("ppo", PPOConfig, config, wrong)
+    config = checked("ppo", PPOConfig, config, wrong, checkpoint)
     loss_fn = partial(clipped_policy_loss, clip_low=config.clip_low, clip_high=config.clip_high)
     value_loss = partial(clipped_value_loss, clip=config.value_clip)
     rollout = cluster.spawn(
@@ -77,20 +91,25 @@ def ppo(
     resharder = Resharder(source=actor, target=rollout)
     parts = {"actor": actor, "rollout": rollout, "reference": reference, "critic": critic}
     run = Run(log=MetricLog(), resharder=resharder, **parts)
-    loop = Loop(run, task, config, checkpoint=checkpoint, on_step=on_step)
-    for step in range(loop.start().next_step, config.steps):
-        batch = rollout.generate(next(loop.prompts), n=config.n, temperature=config.temperature)
-        batch["rewards"] = score(reward_fn or task.verify, batch)
-        judged = batch.select(batch["rewards"].isfinite())
-        judged["old_logprobs"] = actor.compute_logprobs(judged)
-        judged["values"] = critic.compute_values(judged)
-        if reference is not None:
-            judged["ref_logprobs"] = reference.compute_logprobs(judged)
-        _estimate(judged, gamma=config.gamma, lam=config.lam, kl_coef=config.kl_coef)
-        metrics = critic.update(judged, loss_fn=value_loss, minibatches=config.minibatches)
-        metrics |= actor.update(judged, loss_fn=loss_fn, minibatches=config.minibatches)
-        resharder.reshard()
-        loop.end_step(step, metrics, batch)
+    with Loop(run, task, config, checkpoint=checkpoint, on_step=on_step) as loop:
+        for step in range(loop.start().next_step, config.steps):
+            batch = rollout.generate(next(loop.prompts), n=config.n, temperature=config.temperature)
+            batch["rewards"] = score(reward_fn or task.verify, batch)
+            judged = batch.select(batch["rewards"].isfinite())
+            num = min(config.minibatches, len(judged["group_ids"].unique()))
+            metrics = StepMetrics()
+            if num:
+                judged["old_logprobs"] = actor.compute_logprobs(judged)
+                judged["values"] = critic.compute_values(judged)
+                if reference is not None:
+                    judged["ref_logprobs"] = reference.compute_logprobs(judged)
+                _estimate(judged, gamma=config.gamma, lam=config.lam, kl_coef=config.kl_coef)
+                metrics |= critic.update(judged, loss_fn=value_loss, minibatches=num)
+                metrics |= actor.update(judged, loss_fn=loss_fn, minibatches=num)
+                resharder.reshard()
+            for name in ("critic/skipped_steps", "actor/skipped_steps"):
+                metrics[name] = metrics.get(name, 0.0) + config.minibatches - num
+            loop.end_step(step, metrics, batch)
     return run
 
 

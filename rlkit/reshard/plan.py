@@ -28,7 +28,7 @@ class TensorFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ReshardPlan:
+class WholePlan:
     """Buckets of whole tensors, sent in this order by the source to ``num_targets`` processes."""
 
     buckets: tuple[tuple[TensorFacts, ...], ...]
@@ -54,7 +54,7 @@ class ReshardPlan:
 
     def __repr__(self) -> str:
         count = sum(len(bucket) for bucket in self.buckets)
-        return f"ReshardPlan({count} tensors in {len(self.buckets)} buckets, {self.nbytes:,} bytes)"
+        return f"WholePlan({count} tensors in {len(self.buckets)} buckets, {self.nbytes:,} bytes)"
 
     def _repr_html_(self) -> str:
         return f"<b>{self!r}</b>{self.frame().head(10).to_html(index=False)}"
@@ -73,7 +73,7 @@ def plan_equal(
     *,
     num_targets: int,
     bucket_bytes: int,
-) -> ReshardPlan:
+) -> WholePlan:
     """Plan between equal layouts: every tensor whole, in buckets of at most ``bucket_bytes`` (a
     larger one alone).
 
@@ -99,4 +99,4 @@ def plan_equal(
             used = 0
         buckets[-1].append(tensor)
         used += tensor.nbytes
-    return ReshardPlan(tuple(map(tuple, buckets)), num_targets)
+    return WholePlan(tuple(map(tuple, buckets)), num_targets)

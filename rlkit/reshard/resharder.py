@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlkit import trace
-from rlkit.reshard.plan import ReshardPlan, plan_equal
+from rlkit.reshard.plan import WholePlan, plan_equal
 
 logger = logging.getLogger("rlkit.reshard")
 
@@ -51,10 +51,11 @@ class Resharder:
                 )
         self.source, self.target = source, target
         self.bucket_bytes = int(bucket_mib * 2**20)
-        self._plan: ReshardPlan | None = None
+        self._plan: WholePlan | None = None
         self._link: tuple[Any, ...] | None = None  # processes the open link connects
+        self._published = 0  # version of the last move
 
-    def plan(self) -> ReshardPlan:
+    def plan(self) -> WholePlan:
         """What will move, bucket by bucket."""
         if self._plan is None:
             with trace.labelled("reshard/plan"):
@@ -69,10 +70,15 @@ class Resharder:
         plan, start = self.plan(), time.time()
         with trace.current().span("reshard", devices=1), trace.labelled("reshard/transfer"):
             version = _first(self.source.version)
-            self._look_at_targets(version)
+            if version < self._published:
+                logger.warning(
+                    "%s: its version %d is older than version %d of %s, which will be replaced.",
+                    self.source.name, version, self._published, self.target.name,
+                )  # fmt: skip
             try:
                 self._transfer(plan)
                 self.target.publish_weights(version=version)
+                self._published = version
             except Exception:
                 self._link = None  # whoever failed, the next call connects anew
                 _quietly(self.target.discard_weights)
@@ -86,25 +92,15 @@ class Resharder:
             version=version,
         )
 
-    def _look_at_targets(self, version: int) -> None:
-        """All targets answer, and hold nothing of an earlier try; a step back is said."""
-        self.target.discard_weights()
-        served = self.target.version
-        newest = max(served) if isinstance(served, list) else served
-        if newest > version:
-            logger.warning(
-                "%s: its version %d is older than version %d of %s, which will be replaced.",
-                self.source.name, version, newest, self.target.name,
-            )  # fmt: skip
-
-    def _transfer(self, plan: ReshardPlan) -> None:
+    def _transfer(self, plan: WholePlan) -> None:
         if self.source.in_process:
             self.target.stage_weights(self.source.weights(), self.source.fingerprints())
             return
         self._connect()
-        sending = self.source.submit.send_weights(plan.buckets)
-        receiving = self.target.submit.receive_weights(plan.buckets)
-        _all_or_none(receiving, sending)
+        _all_or_none(
+            lambda: self.target.submit.receive_weights(plan.buckets),
+            lambda: self.source.submit.send_weights(plan.buckets),
+        )
 
     def _connect(self) -> None:
         """A process group over the source's first rank and all targets.
@@ -116,11 +112,11 @@ class Resharder:
             return
         host, port = _first(self.source.meet_targets())
         name, size = f"weights-{uuid.uuid4().hex[:8]}", 1 + len(self.target)
-        joining = [
-            group.submit.join_link(host, port, name, size, first_rank)
-            for first_rank, group in enumerate((self.source, self.target))
-        ]
-        _all_or_none(*reversed(joining))
+        join = (host, port, name, size)
+        _all_or_none(
+            lambda: self.target.submit.join_link(*join, 1),
+            lambda: self.source.submit.join_link(*join, 0),
+        )
         self._link = processes
 
     def __repr__(self) -> str:
@@ -134,9 +130,12 @@ def _first(value: Any) -> Any:
     )
 
 
-def _all_or_none(*futures: Any) -> None:
-    """Wait for calls that wait for each other; one that fails stops the others."""
+def _all_or_none(*starts: Any) -> None:
+    """Start calls that wait for each other, and wait for them; one that fails stops the others."""
+    futures: list[Any] = []
     try:
+        for start in starts:
+            futures.append(start())
         for future in futures:
             future.result()
     except BaseException:

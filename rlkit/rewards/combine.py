@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING
 
-from rlkit.rewards.verdict import Verdict, outcome_of
+from rlkit.rewards.verdict import Verdict, as_reward, outcome_of
 from rlkit.types import RewardFn
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Combined:
 
     def __call__(self, prompt: str, response: str, answer: str) -> Verdict:
         """The weighted sum for one response."""
-        rewards = [fn(prompt, response, answer) for fn in self.functions.values()]
+        rewards = [as_reward(fn(prompt, response, answer)) for fn in self.functions.values()]
         return weighted_sum(rewards, list(self.weights.values()))
 
     def __repr__(self) -> str:
@@ -30,13 +31,19 @@ class Combined:
 
 
 def weighted_sum(rewards: Sequence[float], weights: Sequence[float]) -> Verdict:
-    """Sum of weight times reward, with the outcome of the first part that failed.
+    """Sum of weight times reward, NaN where it is not finite, and how it came about.
 
-    A reward of weight 0 is not in the sum, so that its NaN is not, either.
+    The outcome is that of the first part that failed, or error for a sum that is not finite. A part
+    of weight 0 is in neither.
     """
-    outcomes = [outcome_of(reward) for reward in rewards]
+    parts = [(w, r) for r, w in zip(rewards, weights, strict=True) if w]
+    try:
+        total = math.fsum(w * r for w, r in parts)
+    except (OverflowError, ValueError):  # 1e308 twice; inf and -inf
+        total = math.inf
+    outcomes = [outcome_of(r) for _, r in parts] + ["ok" if math.isfinite(total) else "error"]
     failed = next((outcome for outcome in outcomes if outcome != "ok"), "ok")
-    return Verdict(math.fsum(w * r for r, w in zip(rewards, weights, strict=True) if w), failed)
+    return Verdict(total if math.isfinite(total) else math.nan, failed)
 
 
 def combine(parts: Mapping[str, tuple[RewardFn, float]]) -> Combined:
@@ -44,11 +51,14 @@ def combine(parts: Mapping[str, tuple[RewardFn, float]]) -> Combined:
 
     ``batch["rewards"] = rk.score(combine(...), batch)`` also writes each part, unweighted, into the
     column ``reward/<name>``, and ok, timeout or error into ``outcomes``; ``reward_metrics(batch)``
-    has the means and counts. A part of weight 0 is judged and logged, and not in the sum.
+    has the means and counts. A part of weight 0 is judged and logged, and is neither in the sum nor
+    in ``outcomes``. A sum that is not finite is NaN, and an error.
     """
+    if not isinstance(parts, Mapping):
+        raise TypeError(f"combine: got {parts!r}, need a dict, {{name: (reward_fn, weight)}}.")
     for name, part in parts.items():
         pair = isinstance(part, tuple) and len(part) == 2
-        if not (pair and callable(part[0]) and math.isfinite(part[1])):
+        if not (pair and callable(part[0]) and _is_finite(part[1])):
             raise TypeError(
                 f"{name}: got {part!r}, need (reward_fn, weight): a function of prompt, response "
                 "and answer, and a finite number."
@@ -56,6 +66,10 @@ def combine(parts: Mapping[str, tuple[RewardFn, float]]) -> Combined:
     if not any(weight for _, weight in parts.values()):
         raise ValueError(f"combine: got {dict(parts)}, need a part with a weight other than 0.")
     return Combined(parts)
+
+
+def _is_finite(weight: object) -> bool:
+    return isinstance(weight, Real) and math.isfinite(weight)
 
 
 def reward_metrics(batch: "Batch") -> dict[str, float]:

@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
-from rlkit.functions import ship
+from rlkit.functions import ship, unwrapped
+from rlkit.rewards.combine import Combined
 from rlkit.rewards.verdict import Verdict
 
 logger = logging.getLogger("rlkit.rewards")
 
 START_S = 120.0  # to start Python and load the function; on a loaded machine sympy takes seconds
+MOST = 1e6  # of seconds, GiB and MiB: what poll(2) and setrlimit(2) can hold
 MAX_IDLE = 8  # processes that wait for the next call; the oldest is ended first
 
 
@@ -38,9 +41,19 @@ class Killable:
         memory_gib: float = 8.0,
         warm_up: tuple[str, str, str] | None = None,
     ) -> None:
-        if not (timeout_s > 0 and memory_gib > 0):
+        if not callable(fn):
+            raise TypeError(
+                f"Killable: got {fn!r}, need a function of prompt, response and answer."
+            )
+        if isinstance(unwrapped(fn), Combined):
+            raise TypeError(
+                f"Killable: got {fn!r}, whose parts would be lost, need a function for each part: "
+                "combine({name: (Killable(fn), weight)})."
+            )
+        if not (0 < timeout_s <= MOST and 0 < memory_gib <= MOST):
             raise ValueError(
-                f"Killable: got timeout_s={timeout_s}, memory_gib={memory_gib}; need both above 0."
+                f"Killable: got timeout_s={timeout_s}, memory_gib={memory_gib}; need both above 0 "
+                f"and at most {MOST:g}."
             )
         self.timeout_s, self.memory_gib, self.warm_up = timeout_s, memory_gib, warm_up
         shipped = ship(fn)
@@ -49,14 +62,14 @@ class Killable:
     def __call__(self, prompt: str, response: str, answer: str) -> float:
         """The reward of one response, or a NaN that says why there is none."""
         process = _take(self._key) or self._start()
-        what: str = "died"
+        what: str = "was interrupted"
         try:
             what, value = process.ask(((prompt, response, answer), self.timeout_s), self.timeout_s)
         finally:  # after an interrupt, too: its answer would be taken for the next call's
             if what in ("ok", "raised"):
                 _keep(self._key, process)
             else:
-                process.end()
+                process.end(died=what == "died")
         if what == "ok":
             return value
         if what == "raised":
@@ -81,7 +94,7 @@ class Killable:
             raise
         if what == "ok":
             return process
-        process.end()
+        process.end(died=what == "died")
         if what == "raised":
             raise _raised(self.name, value)
         raise RuntimeError(
@@ -99,6 +112,7 @@ class _Process:
 
     def __init__(self) -> None:
         self._connection, theirs = multiprocessing.Pipe()
+        self._asked = 0  # requests; an answer has the number of its own
         path = [os.path.abspath(place) for place in sys.path]
         command = [sys.executable, "-P", "-m", "rlkit.rewards.child", str(theirs.fileno())]
         self._popen = subprocess.Popen(
@@ -112,17 +126,23 @@ class _Process:
 
     def ask(self, message: Any, timeout_s: float) -> tuple[str, Any]:
         """Its answer, or (timeout, None), or (died, None)."""
+        self._asked += 1
+        deadline_s = time.monotonic() + timeout_s
         try:
-            self._connection.send(message)
-            if not self._connection.poll(timeout_s):
-                return "timeout", None
-            return self._connection.recv()
+            self._connection.send((self._asked, message))
+            while self._connection.poll(max(0.0, deadline_s - time.monotonic())):
+                number, what, value = self._connection.recv()
+                if number == self._asked:
+                    return what, value
+            return "timeout", None
         except (EOFError, ConnectionError):
             return "died", None
 
-    def end(self) -> None:
-        """Kill it with all it started in its session's group."""
+    def end(self, *, died: bool = False) -> None:
+        """Kill it with all it started in its session's group; one that died ends by itself."""
         self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(1.0 if died else 0.0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, 9)
         self._popen.wait()

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlkit.checks import whole
+from rlkit.rewards.killable import MOST
 from rlkit.rewards.verdict import Verdict
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
@@ -37,9 +40,12 @@ class Limits:
     """Folders that look empty to it, one with the answers for instance; needs mount namespaces."""
 
     def __post_init__(self) -> None:
-        numbers = (self.timeout_s, self.memory_gib, self.file_mib, self.num_processes)
-        if not all(number > 0 for number in numbers):
-            raise ValueError(f"Limits: got {self}, need every number above 0.")
+        numbers = (self.timeout_s, self.memory_gib, self.file_mib)
+        if not all(0 < number <= MOST for number in numbers):
+            raise ValueError(f"Limits: got {self}, need every number above 0, at most {MOST:g}.")
+        whole("Limits.num_processes", self.num_processes, what="process")
+        if isinstance(self.hide, str | os.PathLike):
+            raise TypeError(f"hide: got {self.hide!r}, need a tuple of folders: ({self.hide!r},).")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +78,8 @@ def code_reward(
 ) -> Verdict:
     """The share of tests that the response's program passes, 0 to 1.
 
-    The program is the last block of Python between ```` ``` ```` fences, or the whole response.
+    The program is the last block between ```` ``` ```` fences that is tagged as Python, else the
+    last without a tag, else the whole response; one never closed counts if none of its kind is.
     ``answer`` is a JSON list of tests, ``[{"stdin": "1 2", "stdout": "3"}, ...]`` or ``[{"then":
     "print(add(1, 2))", "stdout": "3"}]``. The outcome is timeout or error if a test ended so: the
     fault is the program's, so the test counts as failed, not as NaN.
@@ -102,6 +109,7 @@ def run_tests(code: str, tests: Sequence[Test], *, limits: Limits | None = None)
     killing those above it.
     """
     limits, ran = limits or Limits(), []
+    _check_folders(limits.hide)
     for test in tests:
         stop = bool(ran) and ran[-1].outcome == "timeout"
         ran.append(Ran("timeout") if stop else _run(code, test, limits))
@@ -132,6 +140,15 @@ def _run(code: str, test: Test, limits: Limits) -> Ran:
     if exit_code != 0:
         return Ran("error", out, f"{err}\nexit {exit_code}".strip())
     return Ran("passed" if _lines(out) == _lines(test.stdout) else "failed", out, err)
+
+
+def _check_folders(places: Sequence[str]) -> None:
+    for place in places:
+        if not os.path.isdir(place):
+            raise ValueError(
+                f"hide: got {place!r}, which is no folder on this machine, need folders that exist "
+                "where the program runs."
+            )
 
 
 def _job(folder: str, fds: list[int], limits: Limits, file_bytes: int) -> dict[str, Any]:
@@ -178,19 +195,39 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().splitlines()]
 
 
+_FENCE = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)[ \t]*+([^`]*+)")  # indent, fence, tag
+
+
 def last_code_block(text: str) -> str:
-    """The last block of Python between ```` ``` ```` fences; all of the text if there is none."""
-    found, block, language = text, [], None  # language: of the block that is open
+    """The last block tagged as Python between fences, else the last without a tag, else all of the
+    text.
+
+    Fences are CommonMark's: three or more ` or ~, closed by as many or more. A block loses its
+    opening fence's indent; one never closed counts if none of its kind is.
+    """
+    found: dict[tuple[bool, bool], str] = {}  # (tagged, closed) -> the last such block
+    opening, block = None, []
     for line in text.split("\n"):
-        fence = line.startswith("```")
-        if language is None and fence:
-            block, language = [], line[3:].strip().lower()
-        elif fence and line.strip() == "```":
-            found = "\n".join([*block, ""]) if language in ("", "python", "py") else found
-            language = None
-        elif language is not None:
-            block.append(line)
-    return found
+        fence = _FENCE.fullmatch(line.rstrip())
+        if opening is None:
+            opening, block = fence, []
+        elif fence and not fence[3] and fence[2].startswith(opening[2]):
+            _keep(found, opening, block, closed=True)
+            opening = None
+        else:
+            indent = len(line) - len(line.lstrip(" \t"))
+            block.append(line[min(indent, len(opening[1])) :])
+    if opening is not None and any(map(str.strip, block)):
+        _keep(found, opening, block, closed=False)
+    return found[max(found)] if found else text
+
+
+def _keep(
+    found: dict[tuple[bool, bool], str], opening: re.Match[str], block: list[str], *, closed: bool
+) -> None:
+    tag = opening[3].lower()
+    if not tag or (tag.startswith("py") and not tag.startswith("pycon")):  # a console's transcript
+        found[bool(tag), closed] = "\n".join([*block, ""] if closed else block)
 
 
 def parse_tests(answer: str) -> list[Test]:

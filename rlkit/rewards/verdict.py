@@ -1,5 +1,7 @@
 """A reward that says how it came about."""
 
+from typing import Any
+
 
 class Verdict(float):
     """A reward with its ``outcome``: ok, timeout or error.
@@ -20,6 +22,18 @@ class Verdict(float):
 
     def __repr__(self) -> str:
         return f"Verdict({float(self)}, {self.outcome!r})"
+
+
+def as_reward(value: Any, where: str = "") -> float:
+    """The number that a reward function returned, of NumPy or torch, too; TypeError for others."""
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if not isinstance(value, bool | int | float):
+        raise TypeError(
+            f"reward function: got {type(value).__name__}{where}, need a float, one number a "
+            "response."
+        )
+    return Verdict(value, value.outcome) if isinstance(value, Verdict) else float(value)
 
 
 def outcome_of(value: float) -> str:

@@ -1,7 +1,11 @@
 """How many groups may be submitted: one rule, of counts alone, for real and simulated runs."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
+
+from rlkit.schedule.stale import admit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +25,9 @@ class StalenessRule:
     """Groups that one train step takes."""
     max_staleness: float = 0.0
     """Train steps that samples may lag behind; 0 is synchronous, ``inf`` has no bound."""
+    stale_policy: Callable[..., Any] = admit
+    """What becomes of groups older than that when they are to be trained: ``admit``, ``drop``,
+    ``mask`` or a function of yours."""
     max_running: int | None = None
     """Groups that may run at once, whatever their staleness."""
     version: int = 0

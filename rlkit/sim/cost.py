@@ -76,7 +76,7 @@ def decode_step(run: Run, rows: float, context: float) -> Cost:
     The floor: weights are read once however few rows there are; each row's cache is read, too.
     """
     model, costs, cut = run.model, run.costs, run.generate
-    devices, slow = cut.tp * cut.dp, software(run)
+    devices, slow = cut.num_devices, software(run)
     read = costs.memory_efficiency * run.node.device.memory_bytes_per_s
     flops = costs.matmul_efficiency * run.node.device.flops / slow
     experts = 2.0 * model.expert_parameters * model.expert_share(rows)
@@ -87,7 +87,7 @@ def decode_step(run: Run, rows: float, context: float) -> Cost:
     return Cost(
         compute_s=products_s + attention_s,
         memory_s=weights_s + cache_s,
-        network_s=_layer_traffic_s(run, rows / cut.dp, cut.tp, devices),
+        network_s=_layer_traffic_s(run, rows * cut.tp / devices, cut.tp, devices),
         other_s=slow * costs.decode_overhead_s,
         # One kernel reads weights and multiplies; the attention's reads the cache and multiplies.
         hidden_s=min(weights_s, products_s) + min(cache_s, attention_s),
@@ -112,9 +112,10 @@ def _layer_traffic_s(run: Run, tokens: float, tp: int, devices: int) -> float:
 
 def prefill(run: Run, tokens: float, squares: float) -> Cost:
     """``tokens`` prompt tokens through one engine; also the cache again after an interruption."""
-    devices = run.generate.tp * run.generate.dp
+    devices = run.generate.num_devices
     flops = forward_flops(run.model, tokens, squares) / devices
-    away = _layer_traffic_s(run, tokens / run.generate.dp, run.generate.tp, devices)
+    mine = tokens * run.generate.tp / devices
+    away = _layer_traffic_s(run, mine, run.generate.tp, devices)
     return _matmuls(run, flops, network_s=away, other_s=0.0)
 
 

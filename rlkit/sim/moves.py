@@ -71,7 +71,7 @@ def train_shard_bytes(run: Run) -> float:
 def engine_shard_bytes(run: Run) -> float:
     """BF16 weights that one generating device holds."""
     model, cut = run.model, run.generate
-    return model.dense_bytes / cut.tp + 2.0 * model.expert_parameters / (cut.tp * cut.dp)
+    return model.dense_bytes / cut.tp + 2.0 * model.expert_parameters / cut.num_devices
 
 
 def naive(run: Run) -> Moved:

@@ -77,7 +77,7 @@ class Recorder:
                 "step": version - 1,
                 "response/length_mean_tokens": self._tokens / self._rows
                 - self.run.workload.prompt_tokens,
-                "staleness/mean_steps": sum(self._late) / len(self._late),
+                "staleness/head_steps": sum(self._late) / len(self._late),
                 "staleness/max_steps": max(self._late),
                 "time/dock_s": self._stages.pop("dock", 0.0),
                 **{f"time/{stage}_s": seconds for stage, seconds in self._stages.items()},

@@ -55,7 +55,7 @@ def _outcome(run: Run, schedule: Schedule, *, steps: int, seed: int) -> dict[str
         "tokens_per_s": found.tokens_per_s,
         "tokens_per_s_per_device": found.tokens_per_s_per_device,
         "trainer_waits": found.mean("time/generate_s") / found.step_s,
-        "staleness_mean_steps": found.mean("staleness/mean_steps"),
+        "staleness_steps": found.mean("staleness/head_steps"),
         "peak_gib": _peak_bytes(found) / GIB,
         "out_of_memory": found.out_of_memory,
     }

@@ -2,17 +2,19 @@
 
 import functools
 import logging
+import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.rewards import Combined, Verdict
+from rlkit.functions import source_of, unwrapped
+from rlkit.rewards import Combined
 from rlkit.rewards.combine import weighted_sum
-from rlkit.rewards.verdict import outcome_of
+from rlkit.rewards.verdict import as_reward, outcome_of
 from rlkit.store import Column
 
 logger = logging.getLogger("rlkit.tasks")
@@ -24,23 +26,39 @@ def score(reward_fn: Callable[[str, str, str], float], batch: Batch) -> Column:
 
     An exception of the function is raised with a note of the row it failed on. NaN is allowed: it
     takes its row out of the group. A reward of ``rk.rewards.combine`` also writes the columns
-    ``reward/<name>`` [B] of its parts, and ``outcomes`` [B].
+    ``reward/<name>`` [B] of its parts, and ``outcomes`` [B]; those of a score before this one go,
+    for a reward without parts when its column is bound as ``rewards``.
     """
+    old = [name for name in batch.columns if name.startswith("reward/") or name == "outcomes"]
     if isinstance(reward_fn, Combined):
-        return _score_parts(reward_fn, batch)
+        scored = _score_parts(reward_fn, batch)
+        for name in set(old) - {f"reward/{part}" for part in reward_fn.weights} - {"outcomes"}:
+            del batch[name]
+        return scored
+    if isinstance(unwrapped(reward_fn), Combined):
+        raise TypeError(
+            f"score: got {reward_fn!r}, whose parts would be lost, need the reward of combine(...) "
+            "itself. Bind arguments in its parts: combine({name: (partial(fn, ...), weight)})."
+        )
 
     def rewards(prompts: list[str], responses: list[str], answers: list[str]) -> torch.Tensor:
         return judge(reward_fn, prompts, responses, answers)
 
     rewards.__name__ = "score"
-    return batch.apply(rewards, "prompt", "response", "answer")
+    rewards.what = f"score({source_of(reward_fn).name})"  # pyright: ignore
+    scored = batch.apply(rewards, "prompt", "response", "answer")
+    scored.outdated = old
+    return scored
 
 
 def _score_parts(combined: Combined, batch: Batch) -> Column:
     """Judge once, then cut the rows of rewards [B][K] into columns, all beside the data."""
     weights = list(combined.weights.values())
-    judged = functools.partial(_judge_parts, *combined.functions.values())
+    judged = functools.partial(
+        _judge_parts, *combined.functions.values(), names=tuple(combined.weights)
+    )
     judged.__name__ = "score"  # pyright: ignore[reportAttributeAccessIssue]
+    judged.what = f"score({combined!r})"  # pyright: ignore[reportAttributeAccessIssue]
     scored = batch.select(range(len(batch)))
     scored["parts"] = scored.apply(judged, "prompt", "response", "answer")
     for k, name in enumerate(combined.weights):
@@ -60,10 +78,13 @@ def _score_parts(combined: Combined, batch: Batch) -> Column:
     return scored.apply(total, "parts")
 
 
-def _judge_parts(*arguments: Any) -> list[list[float]]:
+def _judge_parts(*arguments: Any, names: Sequence[str]) -> list[list[float]]:
     """Rewards [B][K] of K functions, followed by B prompts, B responses and B answers."""
     *functions, prompts, responses, answers = arguments
-    parts = [_judgements(fn, prompts, responses, answers) for fn in functions]
+    parts = [
+        _judgements(fn, prompts, responses, answers, of=f" of part {name!r}")
+        for fn, name in zip(functions, names, strict=True)
+    ]
     return [list(row) for row in zip(*parts, strict=True)]
 
 
@@ -83,26 +104,21 @@ def _judgements(
     prompts: list[str],
     responses: list[str],
     answers: list[str],
+    *,
+    of: str = "",
 ) -> list[float]:
     values: list[float] = []
     for i, row in enumerate(zip(prompts, responses, answers, strict=True)):
         try:
-            value: Any = reward_fn(*row)
+            value = as_reward(reward_fn(*row), f"{of} on row {i}")
         except Exception as error:
             prompt, response, answer = row
             error.add_note(
-                f"reward function failed on row {i}: prompt={prompt!r}, response={response!r}, "
+                f"reward function{of} failed on row {i}: prompt={prompt!r}, response={response!r}, "
                 f"answer={answer!r}"
             )
             raise
-        if getattr(value, "ndim", None) == 0:  # of NumPy or torch
-            value = value.item()
-        if not isinstance(value, bool | int | float):
-            raise TypeError(
-                f"reward function: got {type(value).__name__} on row {i}, need a float, one "
-                "number a response."
-            )
-        values.append(value if isinstance(value, Verdict) else float(value))
+        values.append(value)
     failed = Counter(outcome for outcome in map(outcome_of, values) if outcome != "ok")
     for outcome, count in failed.items():
         logger.warning("score: %d of %d responses ended in %s", count, len(values), outcome)
@@ -120,6 +136,7 @@ def evaluate(
 ) -> dict[str, float]:
     """Mean of ``verify`` over ``n`` responses to each held-out prompt, as ``eval/accuracy``.
 
+    Verdicts that are not finite are in no mean; ``eval/num_failed`` counts them.
     Greedy by default. Each call draws the same samples of a prompt (common random numbers), so two
     calls differ by the policy alone, and there may be any number of them.
     """
@@ -128,4 +145,6 @@ def evaluate(
         more = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
         batch = rollout.generate(prompts, n=n, temperature=temperature, **more)
         values = score(verify, batch).load().tensor
-    return {"eval/accuracy": float(values.mean())}
+    valid = values[values.isfinite()]
+    accuracy = float(valid.mean()) if len(valid) else math.nan
+    return {"eval/accuracy": accuracy, "eval/num_failed": len(values) - len(valid)}

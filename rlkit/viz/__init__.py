@@ -2,6 +2,8 @@
 
 from rlkit.viz.curves import plot_metric, plot_reward, plot_throughput
 from rlkit.viz.dashboard import Dashboard
+from rlkit.viz.dock import plot_dock
+from rlkit.viz.dock_view import DockView
 from rlkit.viz.losses import loss_summary, plot_losses
 from rlkit.viz.memory import plot_memory
 from rlkit.viz.phases import plot_phases
@@ -13,8 +15,10 @@ __all__ = [
     "PHASE_COLOURS",
     "ROLE_COLOURS",
     "Dashboard",
+    "DockView",
     "TokenView",
     "loss_summary",
+    "plot_dock",
     "plot_losses",
     "plot_memory",
     "plot_metric",

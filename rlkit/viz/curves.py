@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 
+from rlkit.glossary import unit_of
 from rlkit.viz.frames import (
     Frames,
     as_runs,
@@ -26,7 +27,6 @@ from rlkit.viz.style import (
     legend_above,
     limit_line,
     new_axes,
-    unit_of,
 )
 
 # Above this size a reward no longer shares an axis with an accuracy of 0 to 1.

@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.ticker import MaxNLocator
 
+from rlkit.glossary import unit_of
 from rlkit.viz.phases import phase_colour, phase_seconds
-from rlkit.viz.style import PHASE_COLOURS, ROLE_COLOURS, unit_of
+from rlkit.viz.style import PHASE_COLOURS, ROLE_COLOURS
 from rlkit.viz.summary import RECENT_STEPS, Summary, duration
 
 MAX_POINTS = 240

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib
@@ -65,19 +67,6 @@ AREA_COLOURS = {
     "eval": ROLE_COLOURS["evaluation"],
 }
 
-UNITS = {
-    "s": "s",
-    "ms": "ms",
-    "gib": "GiB",
-    "mib": "MiB",
-    "bytes": "B",
-    "tokens": "tokens",
-    "steps": "steps",
-    "rows": "rows",
-    "groups": "groups",
-}
-REDUCTIONS = ("mean", "max", "min", "std", "sum")
-
 
 def _style_rc() -> dict[Any, Any]:
     """The rc parameters of the look: the petroff10 cycle (matplotlib >= 3.10) and our frame."""
@@ -103,40 +92,26 @@ def use_style() -> None:
     plt.rcParams.update(_style_rc())
 
 
+@contextmanager
+def in_style() -> Iterator[None]:
+    """Figures made inside look like rlkit's own, those after it as before."""
+    with plt.rc_context(_style_rc()):
+        yield
+        shown = matplotlib.is_interactive()  # the first figure of a kernel may switch it on,
+    matplotlib.interactive(shown)  # and leaving the context would switch it off for good
+
+
 def new_axes(ax: Axes | None = None) -> Axes:
     """The axes to draw on: `ax` itself, or those of a new figure in rlkit's style."""
     if ax is None:
-        with plt.rc_context(_style_rc()):
-            axes = plt.subplots(figsize=FIGURE_SIZE_IN, layout="constrained")[1]
-            shown = matplotlib.is_interactive()  # the first figure of a kernel may switch it on,
-        matplotlib.interactive(shown)  # and leaving the context would switch it off for good
-        return axes
+        with in_style():
+            return plt.subplots(figsize=FIGURE_SIZE_IN, layout="constrained")[1]
     if not isinstance(ax, Axes):
         raise TypeError(
             f"ax: got {type(ax).__name__}, need a matplotlib Axes. "
             "Pass one of `fig, axes = plt.subplots(...)`, or leave it out for a new figure."
         )
     return ax
-
-
-def unit_of(name: str) -> str:
-    """Unit of a metric: from rlkit.metrics.GLOSSARY, else from the name's ending, else "1"."""
-    from rlkit.metrics import GLOSSARY
-
-    metric = GLOSSARY.get(name)
-    return (metric.unit if metric else _unit_from_ending(name)) or "1"
-
-
-def _unit_from_ending(name: str) -> str:
-    """`peak_gib` -> GiB, `wait_s_max` -> s, `tokens_per_s_per_device` -> tokens/s/device."""
-    words = name.rsplit("/", 1)[-1].split("_")
-    while len(words) > 1 and words[-1] in REDUCTIONS:
-        words.pop()
-    if "per" not in words[1:-1]:
-        return UNITS.get(words[-1], "1") if len(words) > 1 else "1"
-    start = words.index("per", 1)
-    parts = [words[start - 1], *" ".join(words[start + 1 :]).split(" per ")]
-    return "/".join(UNITS.get(part, part) for part in parts)
 
 
 def axis_label(quantity: str, unit: str, *notes: str) -> str:

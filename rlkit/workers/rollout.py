@@ -1,24 +1,23 @@
 """RolloutWorker: prompts in, responses out."""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rlkit.batch import Batch
 from rlkit.checks import whole
 from rlkit.columns import check_group_ids
 from rlkit.config import SamplingParams
-from rlkit.engines.requests import Request, Response
+from rlkit.engines.requests import Request
 from rlkit.engines.torch_engine import TorchEngine
 from rlkit.models.pretrained import Pretrained
 from rlkit.reshard.plan import TensorFacts, facts_of
-from rlkit.rows import Rows
-from rlkit.store import Column
 from rlkit.workers import memory, weights
 from rlkit.workers.context import Rendezvous, WorkerContext
+from rlkit.workers.in_flight import Asked, InFlight, batch_of
 from rlkit.workers.stages import on_driver, stage
 
 UID_BITS = 16  # uid = group id, then the sample's number in its group
@@ -66,6 +65,7 @@ class RolloutWorker:
         )
         self.link = weights.Link(device=self.context.device)
         self.staged: dict[str, Tensor] | None = None
+        self.in_flight = InFlight()
 
     @property
     def version(self) -> int:
@@ -89,6 +89,98 @@ class RolloutWorker:
         Adds response, response_ids, response_mask, rollout_logprobs, token_version, finish_reason,
         temperature; the prompts' own columns are repeated. uid = group id x 65536 + sample number.
         """
+        asked, requests = self._ask(prompts, n, temperature, max_new_tokens, first_sample)
+        try:
+            self.engine.generate(requests, on_response=self.in_flight.note)
+        except BaseException:
+            self.in_flight = InFlight()  # the engine has aborted all of them
+            raise
+        return batch_of(self.in_flight.take(asked), self.tokenizer, of=asked)
+
+    @stage("generate")
+    @on_driver(reserve_samples)
+    def stream(
+        self,
+        prompts: Batch,
+        *,
+        n: int = 1,
+        temperature: float = 1.0,
+        max_new_tokens: int | None = None,
+        first_sample: np.ndarray | None = None,
+        least: int = 1,
+    ) -> Iterator[Batch]:
+        """``generate`` piece by piece: yields groups as soon as ``least`` of them are finished.
+
+        The same rows with the same tokens, in the order in which groups end; a group is never cut.
+        """
+        least = whole("least", least, what="group")
+        asked, requests = self._ask(prompts, n, temperature, max_new_tokens, first_sample)
+        left = len(requests)
+        try:
+            for request in requests:
+                self.engine.add(request)
+            while left:
+                if not self.in_flight.has(asked):
+                    raise RuntimeError(
+                        "stream: an error in another call has aborted its responses."
+                    )
+                self._step()
+                if self.in_flight.num_finished(asked) >= min(least, left):
+                    groups = self.in_flight.take(asked)
+                    left -= len(groups)
+                    yield batch_of(groups, self.tokenizer)
+        finally:
+            self.engine.abort(self.in_flight.drop(asked))
+
+    @on_driver(reserve_samples)
+    def begin(
+        self,
+        prompts: Batch,
+        *,
+        ranks: np.ndarray | None = None,
+        n: int = 1,
+        temperature: float = 1.0,
+        max_new_tokens: int | None = None,
+        first_sample: np.ndarray | None = None,
+    ) -> None:
+        """Queue ``n`` responses to each prompt beside those that run; ``advance`` generates.
+
+        ``ranks`` [P]: the worker that gets each prompt, by default an equal share.
+        """
+        _, requests = self._ask(prompts, n, temperature, max_new_tokens, first_sample, ranks=ranks)
+        for request in requests:
+            self.engine.add(request)
+
+    @stage("generate")
+    def advance(self, *, seconds: float = 0.1, least: int = 1) -> Batch | None:
+        """Generate for up to ``seconds`` or until ``least`` groups are finished; those, whole.
+
+        Between two calls the weights may change: what is half written goes on under the new ones.
+        """
+        end_s = time.monotonic() + seconds
+        while self.in_flight.running and len(self.in_flight.finished) < least:
+            if time.monotonic() > end_s:
+                break
+            self._step()
+        groups = self.in_flight.take()
+        return batch_of(groups, self.tokenizer) if groups else None
+
+    def _step(self) -> None:
+        self.engine.check_awake()
+        for response in self.engine.step():
+            self.in_flight.note(response)
+
+    def _ask(
+        self,
+        prompts: Batch,
+        n: int,
+        temperature: float,
+        max_new_tokens: int | None,
+        first_sample: np.ndarray | None,
+        *,
+        ranks: np.ndarray | None = None,
+    ) -> tuple[Asked, list[Request]]:
+        """This rank's prompts as groups in flight, and a request for each."""
         if first_sample is None:
             first_sample = np.asarray(reserve_samples(prompts, n=n)["first_sample"])
         sampling = SamplingParams(
@@ -96,60 +188,17 @@ class RolloutWorker:
             max_new_tokens=self.max_new_tokens if max_new_tokens is None else max_new_tokens,
             stop_token_ids=(self.tokenizer.eos_id,),
         )
-        uids = (prompts.meta["group_ids"] << UID_BITS) + first_sample
         rank, size = self.context.dp_rank, self.context.dp_size
-        mine = np.array_split(np.arange(len(prompts)), size)[
-            rank
-        ]  # ranks in order: rows stay in order
-        prompts = prompts.select(mine)
-        uids = (uids[mine, None] + np.arange(n)).reshape(-1)  # [P * n]
+        if ranks is None:  # ranks in order: rows stay in order
+            mine = np.array_split(np.arange(len(prompts)), size)[rank]
+        else:
+            mine = np.flatnonzero(ranks == rank)
+        uids = (prompts.meta["group_ids"] << UID_BITS) + first_sample
+        uids, prompts = uids[mine, None] + np.arange(n), prompts.select(mine)  # [P, n]
+        asked = self.in_flight.add(prompts, uids)
         ids = prompts._column("prompt_ids").load(prompts.uids).unpack()
-        requests = [
-            Request(prompt.tolist(), uids[i * n : (i + 1) * n].tolist(), sampling)
-            for i, prompt in enumerate(ids)
-        ]
-        responses = self.engine.generate(requests)
-        return self._batch(prompts, uids, responses, n=n)
-
-    def _batch(
-        self, prompts: Batch, uids: np.ndarray, responses: list[Response], *, n: int
-    ) -> Batch:
-        """Write the responses' columns, and the prompts' columns once for each response."""
-        repeat = torch.arange(len(prompts)).repeat_interleave(n)
-        lengths = torch.tensor([len(r.token_ids) for r in responses], dtype=torch.int64)
-        versions = [int(r.token_version.min()) for r in responses]
-
-        def ragged(values: list[Tensor], dtype: torch.dtype) -> Rows:
-            return Rows(torch.cat(values) if values else torch.zeros(0, dtype=dtype), lengths)
-
-        columns = {
-            name: column.load(prompts.uids).select(repeat)
-            for name, column in prompts.columns.items()
-        }
-        columns |= {
-            "response": Rows(
-                self.tokenizer.decode_batch([r.token_ids.tolist() for r in responses])
-            ),
-            "response_ids": ragged([r.token_ids for r in responses], torch.int64),
-            "response_mask": Rows(torch.ones(int(lengths.sum()), dtype=torch.int8), lengths),
-            "rollout_logprobs": ragged([r.logprobs for r in responses], torch.float32),
-            "token_version": ragged([r.token_version for r in responses], torch.int64),
-            "finish_reason": Rows([r.finish_reason for r in responses]),
-            "temperature": Rows(
-                torch.tensor([r.temperature for r in responses], dtype=torch.float32)
-            ),
-        }
-        store = prompts.store
-        return Batch(
-            uids,
-            store=store,
-            group_ids=prompts.meta["group_ids"].repeat(n),
-            policy_version=np.asarray(versions, dtype=np.int64),
-            columns={
-                name: Column(name, store, uids, [store.put(name, uids, rows)])
-                for name, rows in columns.items()
-            },
-        )
+        pairs = zip(ids, uids.tolist(), strict=True)
+        return asked, [Request(prompt.tolist(), own, sampling) for prompt, own in pairs]
 
     def load_weights(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
         """Replace the engine's weights as a whole and advance its version."""

@@ -63,6 +63,9 @@ def check_finite(batch: Batch) -> None:
         if name not in batch.columns:
             continue
         values = batch[name]
+        if isinstance(values, list):
+            kind = type(next(iter(values), None)).__name__
+            raise TypeError(f"{name}: got rows of {kind}, need numbers, one a response token.")
         bad = ~torch.isfinite(values)
         if values.ndim == 2 and "response_mask" in batch:
             bad &= batch["response_mask"].bool()

@@ -6,41 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlkit.reshard.fingerprints import compare, fingerprint, fingerprints
 from rlkit.workers.context import Collective, Rendezvous, open_meeting
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_ODD = 0x2545F4914F6CDD1D  # an odd factor: changing one element always changes the weighted sum
-
-
-def fingerprint(tensor: Tensor) -> tuple[int, int]:
-    """Two 64-bit sums over the bits of a tensor, plain and weighted by position.
-
-    Equal tensors have equal ones.
-    """
-    bits = (
-        tensor.detach().reshape(-1).contiguous().view(_BITS[tensor.element_size()]).to(torch.int64)
-    )
-    place = torch.arange(1, len(bits) + 1, device=bits.device, dtype=torch.int64)
-    return int(bits.sum()), int((bits * (place * _ODD | 1)).sum())
-
-
-def fingerprints(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Fingerprint of each named tensor."""
-    return {name: fingerprint(tensor) for name, tensor in weights.items()}
-
-
-def compare(expected: Mapping[str, tuple[int, int]], weights: Mapping[str, Tensor]) -> None:
-    """RuntimeError that names the tensors which are missing or whose bits differ from what was
-    sent.
-    """
-    found = fingerprints(weights)
-    bad = [name for name in expected if found.get(name) != tuple(expected[name])]
-    if bad or len(found) != len(expected):
-        raise RuntimeError(
-            f"reshard: {len(bad)} of {len(expected)} tensors did not arrive as they were sent, "
-            f"first {bad[:3]}; "
-            "the version is not published, the old weights stay."
-        )
+__all__ = ["Link", "compare", "fingerprint", "fingerprints", "own_address", "receive", "send"]
 
 
 def send(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rlkit.algo import (
     importance_weight,
+    interpolated_logprobs,
     masked_importance_weight,
     per_sequence,
     per_sequence_mean,
@@ -106,3 +107,20 @@ def test_levels_of_equal_tokens_differ_by_the_length_alone(log_ratio, length):
     token = importance_weight(*triple)
     assert torch.allclose(importance_weight(*triple, level=per_sequence_mean), token)
     assert torch.allclose(importance_weight(*triple, level=per_sequence), token**length)
+
+
+def test_interpolation_by_hand():
+    """d = 0, 1: the rollout's; 2: half way; 4: three quarters of the way to the current policy."""
+    rollout, now = torch.full((1, 4), -2.0), torch.full((1, 4), -1.0, requires_grad=True)
+    got = interpolated_logprobs(now, rollout, staleness_steps=torch.tensor([[0, 1, 2, 4]]))
+    assert got.tolist() == [[-2.0, -2.0, -1.5, -1.25]]
+    assert not got.requires_grad
+
+
+@given(ratios, ratios, st.integers(1, 50))
+def test_interpolation_is_exact_where_logprobs_move_evenly(start, a_step, steps):
+    """The policy before the current one, if each step moved a token's logprob by as much."""
+    start, a_step = (torch.tensor([x], dtype=torch.float64) for x in (start, a_step))
+    d = torch.full((1, 4), steps)
+    got = interpolated_logprobs(start + steps * a_step, start, staleness_steps=d)
+    assert torch.allclose(got, start + (steps - 1) * a_step)

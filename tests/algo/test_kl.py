@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.algo import kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient
+from rlkit.algo import AdaptiveKL, kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient
 
 ESTIMATORS = (kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient)
 POLICY, REFERENCE = [0.3, -0.2, 0.1], [0.0, 0.5, -0.5]
@@ -122,3 +122,36 @@ def test_straight_through_has_exactly_the_value_of_k3():
 def test_equal_policies_have_zero_kl(estimator):
     logprobs = torch.tensor([[-0.3, -7.0]])
     assert estimator(logprobs, logprobs).tolist() == [[0, 0]]
+
+
+KL = AdaptiveKL(target=0.1, horizon=1000, coef=0.05)
+
+
+def test_the_coefficient_rises_while_the_kl_is_ten_times_its_target():  # faults F7
+    used, kl = [], KL
+    for _ in range(4):
+        used.append(kl.coef)
+        kl = kl.after(10 * kl.target, num=256)
+    assert used == pytest.approx([0.05 * 1.0512**step for step in range(4)])
+    assert used[3] > used[0]
+
+
+@pytest.mark.parametrize(("kl", "factor"), [(0.11, 1.02), (0.1, 1), (0.095, 0.99), (0, 0.96)])
+def test_the_coefficient_follows_the_relative_error_up_to_a_fifth(kl, factor):
+    assert KL.after(kl, num=200).coef == pytest.approx(0.05 * factor)
+
+
+@given(st.floats(-10, 1e6), st.integers(0, 10**9))
+def test_the_coefficient_stays_above_0_and_moves_by_at_most_a_fifth(kl, num):
+    assert 0.8 - 1e-9 <= KL.after(kl, num).coef / KL.coef <= 1.2 + 1e-9
+
+
+def test_the_object_itself_does_not_change():
+    KL.after(5.0, num=256)
+    assert KL.coef == 0.05
+
+
+@pytest.mark.parametrize("name", ["target", "horizon", "coef"])
+def test_numbers_that_are_not_above_0_are_errors(name):
+    with pytest.raises(ValueError, match=f"{name}: got 0, need more than 0"):
+        AdaptiveKL(**{"target": 0.1, "horizon": 1000, "coef": 0.05} | {name: 0})

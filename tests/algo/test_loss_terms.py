@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rlkit.algo import entropy_bonus, kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient, kl_penalty
 from rlkit.batch import Batch
-from rlkit.metrics import GLOSSARY
+from rlkit.glossary import GLOSSARY
 
 
 def of_logprobs(now, ref, mask):

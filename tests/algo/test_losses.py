@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loss_batches import AGGREGATES, LOSSES, POLICY_LOSSES, gradient, of_ratios, steps, summed
 
 from rlkit.algo import token_mean
-from rlkit.metrics import GLOSSARY
+from rlkit.glossary import GLOSSARY
 
 COLUMNS = ("advantages", "old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns")
 
@@ -18,6 +18,18 @@ every_loss = pytest.mark.parametrize("loss_fn", LOSSES.values(), ids=list(LOSSES
 every_policy_loss = pytest.mark.parametrize(
     "loss_fn", POLICY_LOSSES.values(), ids=list(POLICY_LOSSES)
 )
+
+
+@every_loss
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+@pytest.mark.parametrize("far", [-200.0, 100.0])
+def test_a_token_far_from_the_old_policy_gives_no_nan(loss_fn, advantage, far):
+    logprobs, batch = of_ratios([[1.0, 1.0]], [[advantage, advantage]])
+    for name in ("old_logprobs", "rollout_logprobs", "ref_logprobs", "values", "returns"):
+        batch[name] = torch.full((1, 2), far)
+    loss, _ = loss_fn(logprobs, batch)
+    assert loss.isfinite()
+    assert gradient(loss, logprobs).isfinite().all()
 
 
 @every_loss

@@ -94,6 +94,29 @@ def test_rewards_of_another_width_are_an_error():
         plain_gae(torch.zeros(1, 2), torch.zeros(1, 3), torch.ones(1, 3))
 
 
+@pytest.mark.parametrize(
+    ("rewards", "mask"),
+    [((1,), (2, 2)), ((3,), (2, 2)), ((2,), (2,)), ((2,), (1, 2)), ((1, 2), (2, 2))],
+)
+def test_shapes_that_broadcasting_would_hide_are_an_error(rewards, mask):
+    rewards, mask, values = torch.ones(rewards), torch.ones(mask), torch.zeros(2, 2)
+    need = r"need \(2, 2\) as the values, rewards perhaps \[2\]"
+    with pytest.raises(ValueError, match=need):
+        inspect.unwrap(gae)(rewards, values, mask)
+
+
+@pytest.mark.parametrize(("values", "mask"), [((1,), (2, 2)), ((2, 1), (2, 2)), ((2,), (2,))])
+def test_last_tokens_take_one_value_a_row(values, mask):
+    with pytest.raises(ValueError, match=r"values, response_mask: got .* need \[B\] and \[B, T\]"):
+        inspect.unwrap(last_token)(torch.ones(values), torch.ones(mask))
+
+
+@pytest.mark.parametrize("fn", [moments, whiten])
+def test_a_mask_of_another_shape_is_an_error(fn):
+    with pytest.raises(ValueError, match=r"x: got shape \(2, 2\), need \(1, 2\) as the mask"):
+        inspect.unwrap(fn)(torch.zeros(2, 2), torch.ones(1, 2))
+
+
 @given(seeds, st.floats(0, 1))
 def test_token_rewards_add_up_to_the_reward_less_the_kl(seed, coef):
     rewards, kl, mask = some(seed)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from rlkit.algo import clipped_value_loss
 from rlkit.batch import Batch
-from rlkit.metrics import GLOSSARY
+from rlkit.glossary import GLOSSARY
 
 numbers = st.floats(-4, 4, width=32)
 

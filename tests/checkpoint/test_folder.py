@@ -144,7 +144,7 @@ def test_an_unknown_format_says_which(checkpoint, run):
     content = json.loads(path.read_text())["content"] | {"format": 99}
     path.unlink()
     rk.checkpoint.folder.write_index(path.parent, content)
-    fails_soon(lambda: checkpoint.load(**run.parts), ValueError, "got checkpoint format 99, need 1")
+    fails_soon(lambda: checkpoint.load(**run.parts), ValueError, "got checkpoint format 99, need 2")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Launching: local and Ray, again and again, wrong arguments; nothing stays behind."""
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +57,12 @@ except RuntimeError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "closed: toy.one: the cluster was shut down" in done.stdout
+
+
+def test_the_object_store_has_room_for_rows_but_no_more_than_shared_memory():
+    from rlkit.cluster.connect import object_store_bytes
+
+    found = object_store_bytes()
+    assert found >= 1 << 30
+    shared = Path("/dev/shm")
+    assert found == 1 << 30 or found <= shutil.disk_usage(shared).total

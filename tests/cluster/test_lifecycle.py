@@ -98,7 +98,7 @@ def test_a_call_that_cannot_stop_is_named_by_the_next(ray_cluster):
     interrupt_after(0.5)
     with pytest.raises(KeyboardInterrupt):
         toy.sleep(20)
-    with pytest.raises(RuntimeError, match=r"sleeper/0 still running sleep, for \d+ s"):
+    with pytest.raises(RuntimeError, match=r"sleeper/0 still running sleep, for \d+ s.*checkpoint"):
         toy.answer()
 
 
@@ -276,11 +276,11 @@ def test_a_driver_outlives_its_head_and_says_cluster_lost():
         except ConnectionError as error:
             print(error, flush=True)
         print(repr(cluster), flush=True)
-        time.sleep(45 - (time.time() - start))  # Ray itself would have ended this process
+        time.sleep(max(0, 32 - (time.time() - start)))  # Ray itself would have ended this process
         again = rk.launch(num_devices=1)
         print("again", again.spawn(Toy).pid(), flush=True)
         """,
-        RAY_gcs_rpc_server_reconnect_timeout_s="20",
+        RAY_gcs_rpc_server_reconnect_timeout_s="15",
     )
     out, _ = driver.communicate(timeout=300)
     assert "cluster lost: its head process ended" in out

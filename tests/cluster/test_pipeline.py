@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 
+import rlkit as rk
 from rlkit.batch import Batch
 
 pytestmark = pytest.mark.ray
@@ -33,8 +34,9 @@ class Pair:
             time.sleep(0.01)
         return "awake"
 
-    def fail_on(self, rank):
+    def fail_on(self, rank, after_s=0.0):
         if self.context.dp_rank == rank:
+            time.sleep(after_s)
             raise ZeroDivisionError("by design")
         self.sum()
 
@@ -92,7 +94,7 @@ def test_calls_run_in_the_order_of_their_start(pair):
 
 def test_what_is_queued_behind_a_failed_call_is_not_run(pair):
     before = pair.note("before")
-    failing = pair.submit.fail_on(1)
+    failing = pair.submit.fail_on(1, after_s=2.0)  # the others are queued by then
     queued = [pair.submit.note("queued") for _ in range(3)]
     with pytest.raises(ZeroDivisionError, match="by design"):
         failing.result()
@@ -104,8 +106,20 @@ def test_what_is_queued_behind_a_failed_call_is_not_run(pair):
     assert pair.sum() == [2.0, 2.0]  # a process group of both again
 
 
+def test_what_is_started_after_a_failure_has_come_is_run(pair):
+    failing = pair.submit.fail_on(1)
+    assert until(failing.done)
+    assert pair.sum() == [2.0, 2.0]
+    with pytest.raises(ZeroDivisionError):
+        failing.result()
+
+
 def test_a_queued_failure_is_raised_by_its_own_future(pair):
-    first, second, third = pair.submit.note(1), pair.submit.fail_on(0), pair.submit.sum()
+    first, second, third = (
+        pair.submit.note(1),
+        pair.submit.fail_on(0, after_s=2.0),
+        pair.submit.sum(),
+    )
     first.result()
     with pytest.raises(RuntimeError, match="not run"):
         third.result()
@@ -210,9 +224,45 @@ def test_a_function_beside_the_data_that_dies_is_replaced(ray_cluster):
         os.kill(os.getpid(), signal.SIGKILL)
 
     batch = make_batch()
-    with pytest.raises(RuntimeError, match="died"):
+    with pytest.raises(RuntimeError, match=r"dies ended the process for .*died.* Call it again"):
         batch.on(ray_cluster.store).apply(dies, "response_ids")
     assert ones(batch.on(ray_cluster.store)) == [1.0] * 4
+
+
+def test_a_reward_that_ends_its_process_is_named(ray_cluster):
+    def deadly(prompt, response, answer):
+        os._exit(1)
+
+    texts = {name: ["a"] for name in ("prompt", "response", "answer")}
+    batch = Batch.from_columns(texts).on(ray_cluster.store)
+    for reward_fn, name in [
+        (deadly, r"score\(.*deadly\)"),
+        (rk.rewards.combine({"right": (deadly, 1.0)}), r"score\(Combined\(1 right\)\)"),
+    ]:
+        with pytest.raises(RuntimeError, match=rf"{name} ended the process") as caught:
+            rk.score(reward_fn, batch)
+        assert "respawn" not in str(caught.value)
+
+
+def test_a_failure_that_nobody_asks_for_is_logged(one, pair, caplog):
+    for group in (one, pair):
+        group.submit.fail_on(0)
+        gc.collect()
+        assert until(group.submit.note("").done, wait_s=60)
+        said = f"{group.name}.fail_on failed, and nobody asks for its result: ZeroDivisionError"
+        assert caplog.text.count(said) == 1
+
+
+def test_a_failure_that_is_raised_or_cancelled_is_not_logged(one, caplog):
+    with pytest.raises(ZeroDivisionError):
+        one.fail_on(0)
+    future = one.submit.sleep(60)
+    time.sleep(0.5)
+    future.cancel()
+    del future
+    gc.collect()
+    one.note("")
+    assert "nobody asks" not in caplog.text
 
 
 def ones(batch, value=lambda: 1.0):

@@ -1,6 +1,7 @@
 """Several rewards: sum, columns, outcomes, metrics."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -64,7 +65,39 @@ def test_a_part_without_weight_is_logged_and_not_in_the_sum():
     batch = scored({"right": (exact_match, 1.0), "watched": (fails, 0.0)}, "7", "slow")
     assert batch["rewards"].tolist() == [1, 0]
     assert batch["reward/watched"].isnan().tolist() == [False, True]
-    assert batch["outcomes"] == ["ok", "timeout"]
+    assert batch["outcomes"] == ["ok", "ok"]
+
+
+@pytest.mark.parametrize("values", [(math.inf, -math.inf), (1e308, 1e308), (math.nan, 1.0)])
+def test_a_sum_that_is_not_finite_is_nan_and_an_error(values):
+    one, other = values
+    parts = {"i": (lambda p, r, a: one, 1.0), "j": (lambda p, r, a: other, 1.0)}
+    batch = scored(parts, "7")
+    assert batch["rewards"].isnan().all()
+    assert batch["outcomes"] == ["error"]
+    assert math.isnan(combine(parts)("p", "7", "7"))
+
+
+def test_scoring_again_leaves_nothing_of_the_parts_before():
+    batch = scored({"right": (exact_match, 1.0), "short": (short, 0.5)}, "7", "12345")
+    batch["rewards"] = rk.score(combine({"short": (short, 1.0)}), batch)
+    assert {name for name in batch.columns if "/" in name} == {"reward/short"}
+    batch["accuracy"] = rk.score(exact_match, batch)
+    assert "reward/short" in batch  # they are still the rewards' parts
+    batch["rewards"] = rk.score(exact_match, batch)
+    assert set(reward_metrics(batch)) == {"reward", "group/num_failed_rewards"}
+    assert "outcomes" not in batch
+
+
+def test_arguments_bound_to_the_sum_are_an_error():
+    fn = partial(combine({"right": (exact_match, 1.0)}))
+    with pytest.raises(TypeError, match="parts would be lost, need the reward of combine"):
+        rk.score(fn, make_batch("7"))
+
+
+def test_parts_may_be_scalars_of_torch():
+    fn = combine({"one": (lambda p, r, a: torch.tensor(1.0), 0.5)})
+    assert fn("p", "7", "7") == 0.5
 
 
 def test_a_failed_part_is_nan_counted_and_named_apart():  # faults I2, A4
@@ -125,11 +158,13 @@ def test_the_recipe_logs_the_mean_of_each_part():
     assert (row["reward/num_timeouts"], row["reward/num_errors"]) == (0, 0)
 
 
-def test_an_error_of_a_part_names_the_row():
+def test_an_error_of_a_part_names_part_and_row():
     parts = {"right": (lambda prompt, response, answer: 1 / (response != "b"), 1.0)}
     with pytest.raises(ZeroDivisionError) as caught:
         scored(parts, "a", "b")
-    assert "failed on row 1" in caught.value.__notes__[0]
+    assert "function of part 'right' failed on row 1" in caught.value.__notes__[0]
+    with pytest.raises(TypeError, match="got str of part 'right' on row 0"):
+        scored({"right": (lambda prompt, response, answer: "1", 1.0)}, "a")
 
 
 @pytest.mark.parametrize(
@@ -138,6 +173,9 @@ def test_an_error_of_a_part_names_the_row():
         ({}, ValueError, "need a part with a weight other than 0"),
         ({"right": (exact_match, 0.0)}, ValueError, "need a part with a weight other than 0"),
         ({"right": exact_match}, TypeError, r"right: got .*, need \(reward_fn, weight\)"),
+        ({"right": (exact_match, "1")}, TypeError, "a finite number"),
+        ({"right": (exact_match, [1.0])}, TypeError, "a finite number"),
+        ([("right", exact_match)], TypeError, "combine: got .* need a dict"),
         ({"right": (exact_match, math.nan)}, TypeError, "a finite number"),
         ({"right": ("exact", 1.0)}, TypeError, "a function of prompt, response"),
     ],

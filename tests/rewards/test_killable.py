@@ -1,6 +1,7 @@
 """Reward functions that hang, die or fail, and what is left of them."""
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -14,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlkit as rk
-from rlkit.rewards import Killable, Verdict, close
+from rlkit.rewards import Killable, Verdict, close, killable
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +137,47 @@ def test_a_process_that_dies_is_an_error_not_a_zero(number, caplog):
     assert f"exit {-number}" in caplog.text
 
 
+def test_an_exit_of_the_function_is_named_by_its_code(caplog):
+    def exits(prompt, response, answer):
+        sys.exit(7)
+
+    assert Killable(exits)("", "", "").outcome == "error"
+    assert "exit 7" in caplog.text
+
+
+def test_a_fork_of_the_function_answers_nothing():
+    def forks(prompt, response, answer):
+        return float(response) if os.fork() else float(response) + 100
+
+    columns = {"prompt": [""] * 6, "response": list("012345"), "answer": [""] * 6}
+    batch = rk.Batch.from_columns(columns)
+    batch["rewards"] = rk.score(Killable(forks), batch)
+    assert batch["rewards"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("value", [torch.tensor(1.0), torch.ones((), requires_grad=True), True])
+def test_scalars_of_torch_are_rewards_there_too(value):
+    assert Killable(lambda prompt, response, answer: value)("", "", "") == 1.0
+
+
+def test_what_is_no_number_is_an_error_that_says_so():
+    fn = Killable(lambda prompt, response, answer: threading.Lock())
+    with pytest.raises(RuntimeError, match="TypeError: reward function: got lock, need a float"):
+        fn("", "", "")
+
+
+def test_the_process_ends_in_silence_when_nobody_asks_any_more(capfd):
+    fn = Killable(sleeps, timeout_s=30)
+    fn("", "", "")
+    ours = next(process for _, process in killable._idle)
+    ours._connection.send((0, (("", "", ""), 30)))
+    time.sleep(0.5)
+    ours._connection.close()  # with an answer unread, that is a reset
+    ours._popen.wait(20)
+    close()
+    assert capfd.readouterr().err == ""
+
+
 def test_memory_has_a_limit():
     fn = Killable(lambda prompt, response, answer: float(len(b"x" * (10 << 30))), memory_gib=2)
     assert fn("", "", "").outcome == "error"
@@ -207,10 +250,26 @@ def test_threads_end_without_their_processes():
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("limits", [{"timeout_s": 0}, {"memory_gib": -1}])
-def test_limits_are_above_zero(limits):
-    with pytest.raises(ValueError, match="need both above 0"):
+@pytest.mark.parametrize(
+    "limits",
+    [{"timeout_s": 0}, {"memory_gib": -1}, {"timeout_s": math.inf}, {"timeout_s": 1e10},
+     {"memory_gib": math.nan}],
+)  # fmt: skip
+def test_limits_are_above_zero_and_what_the_system_can_hold(limits):
+    with pytest.raises(ValueError, match=r"need both above 0 and at most 1e\+06"):
         Killable(own_process, **limits)
+
+
+def test_what_is_no_function_is_an_error_at_once():
+    with pytest.raises(TypeError, match="Killable: got 3, need a function"):
+        Killable(3)
+
+
+def test_parts_of_a_reward_are_made_killable_one_by_one():
+    both = rk.rewards.combine({"a": (sleeps, 1.0)})
+    for fn in (both, functools.partial(both)):
+        with pytest.raises(TypeError, match=r"parts would be lost.* combine\({name: \(Killable"):
+            Killable(fn)
 
 
 @given(st.floats(), st.sampled_from(["ok", "timeout", "error"]))

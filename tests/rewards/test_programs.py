@@ -1,6 +1,7 @@
 """Programs of every kind against tests: outcomes, limits, and nothing left running."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -109,7 +110,18 @@ def test_after_a_timeout_the_other_tests_are_not_run():
         ("print(1)", "print(1)"),
         ("a\n```python\nprint(1)\n```\nb", "print(1)\n"),
         ("```\nx\n```\n```py\ny\n```", "y\n"),
-        ("```python\nnever closed", "```python\nnever closed"),
+        ("```python\nnever closed", "never closed"),
+        ("So:\n```python\nprint(1)", "print(1)"),
+        ("```\nx\n```\n```python\ncut off", "cut off"),
+        ("```python3\nx\n```", "x\n"),
+        ("```Python title=a\nx\n```", "x\n"),
+        ("````python\nx = 1\n```\ny\n````", "x = 1\n```\ny\n"),
+        ("~~~py\nx\n~~~", "x\n"),
+        ("1. so\n   ```python\n   if x:\n     y\n\n   ```", "if x:\n  y\n\n"),
+        ("```python\nx\n```\nprints\n```\n3\n```", "x\n"),
+        ("```python\nx\n```\n```pycon\n>>> x\n```", "x\n"),
+        ("```python\r\nx\r\n```\r\n", "x\r\n"),
+        ("print('```x```')", "print('```x```')"),
         ("``` python\n``` in text\n```\n", "``` in text\n"),
         ("```json\n{}\n```\nso\n```python\nx\n```", "x\n"),
         ("```python\nx\n```\nprints\n```text\n3\n```", "x\n"),
@@ -123,6 +135,8 @@ def test_the_program_is_the_last_block(text, code):
 
 def test_a_flood_of_fences_is_read_in_linear_time():
     assert programs.last_code_block("```python\n" * 200_000 + "```") == "```python\n" * 199_999
+    for flood in (" " * 200_000, "~" * 200_000 + "`", "`" * 200_000 + "a`"):
+        assert programs.last_code_block(flood) == flood
 
 
 @given(st.text(alphabet="ab`\n ", max_size=60))
@@ -139,10 +153,27 @@ def test_an_answer_that_is_no_list_of_tests_is_an_error(answer):
         code_reward("", "print(3)", answer)
 
 
-@pytest.mark.parametrize("limit", [{"timeout_s": 0}, {"memory_gib": -1}, {"num_processes": 0}])
-def test_limits_are_above_zero(limit):
-    with pytest.raises(ValueError, match="need every number above 0"):
+@pytest.mark.parametrize(
+    "limit",
+    [{"timeout_s": 0}, {"memory_gib": -1}, {"timeout_s": math.inf}, {"memory_gib": math.nan},
+     {"file_mib": 1e10}],
+)  # fmt: skip
+def test_limits_are_above_zero_and_what_the_system_can_hold(limit):
+    with pytest.raises(ValueError, match=r"need every number above 0, at most 1e\+06"):
         Limits(**limit)
+
+
+@pytest.mark.parametrize("number", [0, 1.5, math.inf])
+def test_processes_are_counted(number):
+    with pytest.raises((ValueError, TypeError), match=r"num_processes: got .* at least 1 process"):
+        Limits(num_processes=number)
+
+
+def test_hidden_folders_are_a_tuple_of_folders_that_exist(tmp_path):
+    with pytest.raises(TypeError, match=r"hide: got '/home', need a tuple .*\('/home',\)"):
+        Limits(hide="/home")
+    with pytest.raises(ValueError, match=r"hide: got .*nowhere', which is no folder"):
+        ran("print(3)", limits=Limits(hide=(str(tmp_path / "nowhere"),)))
 
 
 @settings(max_examples=15, deadline=None)

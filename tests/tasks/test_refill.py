@@ -1,3 +1,6 @@
+import math
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -79,7 +82,13 @@ def test_enough_surplus_needs_no_round():
     got = fill_groups(None, signal, num_groups=2, surplus=surplus)
     assert got.batch["group_ids"].tolist() == [0, 0, 1, 1]
     assert got.surplus["group_ids"].tolist() == [2, 2]
-    assert got.metrics["sampling/num_rounds"] == 0
+    assert got.metrics == {
+        "sampling/num_rounds": 0,
+        "sampling/num_responses": 0,
+        "sampling/num_carried": 3,
+        "sampling/kept_fraction": pytest.approx(math.nan, nan_ok=True),
+        "sampling/accuracy": pytest.approx(math.nan, nan_ok=True),
+    }
 
 
 @given(
@@ -131,6 +140,45 @@ def test_the_filter_reads_the_accuracy_not_the_shaped_reward():  # faults A11
     assert got.batch["group_ids"].tolist() == [2, 2]
     with pytest.raises(RuntimeError, match=r"got 1 of the 2 .* \(mean of accuracy 0.167\)"):
         fill_groups(shaped, keep, num_groups=2, column="accuracy", max_rounds=1)
+
+
+def test_failures_are_not_in_the_accuracy():
+    prompts = Prompts((1.0, math.nan), (math.inf, 0.0))
+    metrics = fill_groups(prompts, lambda group: True, num_groups=2).metrics
+    assert metrics["sampling/accuracy"] == 0.5
+    metrics = fill_groups(Prompts((math.nan,) * 2), lambda group: True, num_groups=1).metrics
+    assert math.isnan(metrics["sampling/accuracy"])
+
+
+@pytest.mark.parametrize("yes", [True, np.bool_(True), torch.tensor(True)])
+def test_a_filter_says_yes_or_no(yes):
+    assert len(fill_groups(Prompts(LIVE), lambda group: yes, num_groups=1).batch) == 2
+
+
+@pytest.mark.parametrize(
+    ("kept", "got"),
+    [
+        (torch.tensor([True, False]), r"Tensor of shape \(2,\)"),
+        (math.nan, "nan"),
+        (torch.tensor(math.nan), "nan"),
+        (None, "None"),
+    ],
+)
+def test_a_filter_that_says_anything_else_is_an_error_that_names_the_group(kept, got):
+    with pytest.raises(TypeError, match=f"keep: got {got} for group 0, need True or False, one"):
+        fill_groups(Prompts(LIVE), lambda group: kept, num_groups=1)
+
+
+def test_a_filter_that_fails_names_the_group():
+    with pytest.raises(ZeroDivisionError) as caught:
+        fill_groups(Prompts(LIVE), lambda group: 1 // (2 - int(group.uids[0])) > 0, num_groups=2)
+    assert "keep failed on group 1, of 2 responses" in caught.value.__notes__[0]
+
+
+def test_rounds_without_prompts_ask_for_prompts():
+    empty = Prompts(LIVE)(1).select([])
+    with pytest.raises(RuntimeError, match=r"and 0 prompts .*\. Let sample\(num\) return num"):
+        fill_groups(lambda num: empty, signal, num_groups=1)
 
 
 def test_no_groups_needed_is_an_error():

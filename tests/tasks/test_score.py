@@ -74,7 +74,16 @@ def test_accuracy_is_the_share_of_held_out_prompts_judged_right():
     prompts = task.held_out(20)
     expected = np.mean([int(prompt[0]) % 2 == 0 for prompt in prompts["prompt"]])
     found = rk.evaluate(worker, prompts, even)
-    assert found == {"eval/accuracy": pytest.approx(expected)}
+    assert found == {"eval/accuracy": pytest.approx(expected), "eval/num_failed": 0}
+
+
+def test_verdicts_that_failed_are_counted_and_not_in_the_accuracy():
+    worker, prompts = rk.RolloutWorker(rk.models.tiny()), rk.tasks.sort().held_out(4)
+    first = prompts["prompt"][0]
+    found = rk.evaluate(worker, prompts, lambda p, r, a: math.nan if p == first else 1.0)
+    assert found == {"eval/accuracy": 1.0, "eval/num_failed": prompts["prompt"].count(first)}
+    found = rk.evaluate(worker, prompts, lambda p, r, a: math.nan)
+    assert math.isnan(found["eval/accuracy"])
 
 
 def test_evaluation_is_greedy_and_repeatable():

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rlkit import viz
-from rlkit.viz.style import PHASE_COLOURS, RUN_COLOURS, new_axes, unit_of
+from rlkit.glossary import unit_of
+from rlkit.viz.style import PHASE_COLOURS, RUN_COLOURS, new_axes
 
 # Machado, Oliveira and Fernandes (2009), severity 1: linear RGB as a dichromat sees it.
 DICHROMATS = {

@@ -7,7 +7,7 @@ from test_train import make_batch
 
 import rlkit as rk
 from rlkit.algo import clipped_value_loss
-from rlkit.metrics import GLOSSARY
+from rlkit.glossary import GLOSSARY
 
 
 def make_critic(**options):

@@ -1,9 +1,12 @@
 """ActorWorker and ReferenceWorker on their own, without a cluster."""
 
+import functools
+
 import pytest
 import torch
 
 import rlkit as rk
+from rlkit.algo import AdaptiveKL
 
 
 def make_batch(rows=4, **more):
@@ -23,6 +26,10 @@ def make_batch(rows=4, **more):
 
 def likelihood(logprobs, batch):
     return batch.token_mean(-logprobs), {"toy/max": logprobs.max(), "toy/peak_max": logprobs.max()}
+
+
+def penalised(logprobs, batch, *, coef):
+    return batch.token_mean(-logprobs) * coef, {"toy/coef_max": torch.tensor(coef)}
 
 
 @pytest.fixture
@@ -142,3 +149,12 @@ def test_a_loss_may_ask_for_entropy(actor):
 
     entropy = actor.update(make_batch(), loss_fn=with_entropy)["policy/entropy"]
     assert 0 < entropy < torch.log(torch.tensor(23.0))
+
+
+def test_the_next_update_has_the_coefficient_that_the_driver_adapted(actor):  # faults F7
+    kl, seen = AdaptiveKL(target=0.1, horizon=10, coef=0.5), []
+    for _ in range(4):
+        loss_fn = functools.partial(penalised, coef=kl.coef)
+        seen.append(actor.update(make_batch(), loss_fn=loss_fn)["toy/coef_max"])
+        kl = kl.after(1.0, num=4)
+    assert seen == pytest.approx([0.5 * 1.08**step for step in range(4)])

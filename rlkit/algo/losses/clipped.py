@@ -13,6 +13,7 @@ from rlkit.algo.losses.ratios import (
     masked_log_ratio,
     policy_metrics,
 )
+from rlkit.algo.ratio import ratio_of
 
 
 def clipped_policy_loss(
@@ -36,7 +37,7 @@ def clipped_policy_loss(
     check_clip(clip_low, clip_high, dual_clip)
     log_ratio = masked_log_ratio(logprobs, batch)  # [B, T]
     losses, held = clipped(
-        log_ratio.exp(),
+        ratio_of(log_ratio),
         masked_advantages(logprobs, batch),
         clip_low=clip_low,
         clip_high=clip_high,
@@ -76,7 +77,7 @@ def decoupled_policy_loss(
     w = weight(proximal, behaviour, mask)
     log_ratio = masked_log_ratio(logprobs, batch)
     losses, held = clipped(
-        log_ratio.exp(),
+        ratio_of(log_ratio),
         w * masked_advantages(logprobs, batch),
         clip_low=clip_low,
         clip_high=clip_high,

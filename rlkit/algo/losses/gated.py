@@ -11,6 +11,7 @@ from rlkit.algo.losses.ratios import (
     masked_log_ratio,
     policy_metrics,
 )
+from rlkit.algo.ratio import ratio_of
 
 
 def cispo_loss(
@@ -31,7 +32,7 @@ def cispo_loss(
     """
     check_clip(clip_low, clip_high)
     log_ratio = masked_log_ratio(logprobs, batch)  # [B, T]
-    ratio = log_ratio.detach().exp()
+    ratio = ratio_of(log_ratio.detach())
     weight = ratio.clamp(1 - clip_low, 1 + clip_high)
     advantages = masked_advantages(logprobs, batch)
     on_tokens = torch.where(batch["response_mask"].bool(), logprobs, 0.0)
@@ -64,7 +65,7 @@ def sapo_loss(
     advantages = masked_advantages(logprobs, batch)
     log_ratio = masked_log_ratio(logprobs, batch)  # [B, T]
     tau = torch.full_like(advantages, tau_negative).masked_fill(advantages > 0, tau_positive)
-    gate = (tau * (log_ratio.exp() - 1)).sigmoid()
+    gate = (tau * (ratio_of(log_ratio) - 1)).sigmoid()
     loss = aggregate(-4 / tau * gate * advantages, batch)
     metrics = policy_metrics(loss, log_ratio, batch)
     gate = gate.detach()

@@ -6,6 +6,7 @@ from torch import Tensor
 from rlkit.algo.aggregate import LossBatch
 from rlkit.algo.kl import kl_k3
 from rlkit.algo.masking import masked_sum
+from rlkit.algo.ratio import MAX_LOG_RATIO
 
 
 def column_like(name: str, x: Tensor, batch: LossBatch) -> Tensor:
@@ -46,7 +47,7 @@ def policy_metrics(
 
     log_ratio [B, T], 0 where the mask is 0.
     """
-    log_ratio = log_ratio.detach()
+    log_ratio = log_ratio.detach().clamp(max=MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     on_tokens = torch.where(batch["response_mask"].bool(), ratio, 0.0)
     metrics = {

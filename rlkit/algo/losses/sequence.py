@@ -13,6 +13,7 @@ from rlkit.algo.losses.ratios import (
     policy_metrics,
     row_mean,
 )
+from rlkit.algo.ratio import ratio_of
 
 
 def gspo_loss(
@@ -35,7 +36,7 @@ def gspo_loss(
     check_clip(clip_low, clip_high)
     log_ratio = masked_log_ratio(logprobs, batch)  # [B, T]
     mean = row_mean(log_ratio.detach(), batch["response_mask"])[:, None]  # [B, 1]
-    ratio = (log_ratio - log_ratio.detach() + mean).exp()  # [B, T], s on each token
+    ratio = ratio_of(log_ratio - log_ratio.detach() + mean)  # [B, T], s on each token
     losses, held = clipped(
         ratio, masked_advantages(logprobs, batch), clip_low=clip_low, clip_high=clip_high
     )
@@ -71,7 +72,7 @@ def gmpo_loss(
     log_ratio = masked_log_ratio(logprobs, batch)  # [B, T]
     up = advantages > 0
     bounded = torch.where(up, log_ratio.clamp(max=clip_high), log_ratio.clamp(min=-clip_low))
-    losses = -row_mean(advantages, mask) * row_mean(bounded, mask).exp()  # [B]
+    losses = -row_mean(advantages, mask) * ratio_of(row_mean(bounded, mask))  # [B]
     loss = aggregate(losses[:, None].expand_as(log_ratio), batch)
     held = (advantages != 0) & (bounded != log_ratio)
     return loss, policy_metrics(loss, log_ratio, batch, held=held)

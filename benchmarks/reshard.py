@@ -1,0 +1,185 @@
+"""What resharding costs: seconds over those of a plain transfer of the same bytes in the same run.
+
+    python benchmarks/reshard.py --mib 256 --ranks 2 4
+
+Processes of this machine over gloo, one thread each. A plain transfer sends messages of the plan's
+sizes from and into buffers that lie ready. Resharding also cuts, packs and unpacks, and with checks
+takes the fingerprints of both ends. They take turns; a ratio is that of two medians. The swap is
+compared with copies between buffers of host memory.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import multiprocessing
+
+from rlkit import device
+from rlkit.config import Layout, ModelSpec
+from rlkit.reshard import (
+    HostSwap,
+    Shards,
+    allgather_swap,
+    direct,
+    naive,
+    plan_reshard,
+    reshard_over,
+)
+
+STRATEGIES = {"naive": naive, "allgather_swap": allgather_swap, "direct": direct}
+GOAL = 1.3
+
+
+class Times(NamedTuple):
+    """Seconds of one body: on the clock, and of processor time, which other jobs touch less."""
+
+    wall: float
+    cpu: float
+
+
+def model_of(mib: float) -> ModelSpec:
+    """A Qwen2-like model of about so many MiB in bf16, a quarter of them embeddings."""
+    layers, width = 8, 64
+    while 2 * make(layers, width + 64).num_parameters <= mib * 2**20:
+        width += 64
+    return make(layers, width)
+
+
+def make(layers: int, width: int) -> ModelSpec:
+    return ModelSpec(
+        vocab_size=12 * width, hidden_size=width, intermediate_size=4 * width, num_layers=layers,
+        num_heads=8, num_kv_heads=4, head_dim=width // 8, qkv_bias=True,
+    )  # fmt: skip
+
+
+def layouts(ranks: int) -> tuple[Layout, Layout]:
+    """Training and generation: tensor and pipeline parallel to whole copies."""
+    return Layout(tp=min(2, ranks), pp=max(1, ranks // 2)), Layout()
+
+
+def timed(group, repeats: int, *bodies: Callable[[], object]) -> list[Times]:
+    """Median times of each body, which take turns; the slowest rank counts."""
+    options = torch.distributed.AllreduceOptions()
+    options.reduceOp = torch.distributed.ReduceOp.MAX
+    found: list[list[list[float]]] = [[] for _ in bodies]
+    for repeat in range(repeats + 1):
+        for times, body in zip(found, bodies, strict=True):
+            group.barrier().wait()
+            wall, cpu = time.perf_counter(), time.process_time()
+            body()
+            both = torch.tensor([time.perf_counter() - wall, time.process_time() - cpu])
+            group.allreduce([both], options).wait()
+            if repeat:  # the first touches memory for the first time
+                times.append(both.tolist())
+    return [Times(*map(statistics.median, zip(*times, strict=True))) for times in found]
+
+
+def plain(group, shards: Shards) -> Callable[[], None]:
+    """Messages of the plan's sizes between buffers that lie ready."""
+    rank, share = shards.rank, shards.share
+    sizes = {
+        bucket: [
+            [(m.peer, m.body) for m in messages.get(bucket, []) if m.peer != rank]
+            for messages in (share.incoming, share.outgoing)
+        ]
+        for bucket in range(share.num_buckets)
+    }
+    most = max((n for pairs in sizes.values() for each in pairs for _, n in each), default=0)
+    outbox = torch.ones(most, dtype=torch.uint8)
+    inbox = {peer: outbox.clone() for pairs in sizes.values() for peer, _ in pairs[0]}
+
+    def run() -> None:
+        for bucket, (incoming, outgoing) in sizes.items():
+            works = [group.recv([inbox[peer][:n]], peer, bucket) for peer, n in incoming]
+            works += [group.send([outbox[:n]], peer, bucket) for peer, n in outgoing]
+            for work in works:
+                work.wait()
+
+    return run
+
+
+def swap_times(group, tensors: dict[str, torch.Tensor], repeats: int) -> list[Times]:
+    """Times of copies out and back between ready buffers, and of the swap."""
+    swap = HostSwap(tensors)
+    here = torch.ones(sum(t.nbytes for t in tensors.values()), dtype=torch.uint8)
+    there = here.clone()
+    return timed(
+        group,
+        repeats,
+        lambda: (there.copy_(here), here.copy_(there)),
+        lambda: (swap.out(), swap.back()),
+    )
+
+
+def measure(rank: int, ranks: int, port: int, queue, args: argparse.Namespace) -> None:
+    """One rank of one size: rows go to the parent from rank 0."""
+    torch.set_num_threads(1)
+    store = torch.distributed.TCPStore("127.0.0.1", port, None, False)
+    group = device.process_group("cpu", store=store, rank=rank, size=ranks, timeout_s=300)
+    model, rows = model_of(args.mib), []
+    for name, strategy in STRATEGIES.items():
+        plan = plan_reshard(model, *layouts(ranks), devices=ranks, strategy=strategy)
+        tensors = {
+            name: torch.ones(shape, dtype=getattr(torch, dtype)).normal_()
+            for name, shape, dtype in plan.cut.train.tensors(rank)
+        }
+        shards = Shards(plan, rank, tensors)
+
+        def reshard(check: bool, shards: Shards = shards) -> None:
+            reshard_over(group, shards, version=1, check=check)
+            shards.to_training()
+
+        bare, unchecked, checked = timed(
+            group, args.repeats, plain(group, shards), lambda: reshard(False), lambda: reshard(True)
+        )
+        memcpy, swap = swap_times(group, tensors, args.repeats)
+        for i, kind in enumerate(Times._fields):
+            ideal = bare[i] + (memcpy[i] if plan.swaps else 0)
+            rows.append(
+                {"ranks": ranks, "strategy": name, "MB moved": plan.nbytes / 1e6, "seconds": kind,
+                 "plain": bare[i], "reshard": unchecked[i], "with checks": checked[i],
+                 "copies": memcpy[i], "swap": swap[i], "ratio": unchecked[i] / ideal,
+                 "ratio with checks": checked[i] / ideal, "ratio of swap": swap[i] / memcpy[i]}
+            )  # fmt: skip
+        del shards, tensors
+    if rank == 0:
+        queue.put(rows)
+
+
+def run(ranks: int, args: argparse.Namespace) -> list[dict]:
+    """Rows of one number of ranks."""
+    spawn = multiprocessing.get_context("spawn")
+    store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    queue = spawn.Queue()
+    processes = [
+        spawn.Process(target=measure, args=(rank, ranks, store.port, queue, args))
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        return queue.get(timeout=900)
+    finally:
+        for process in processes:
+            process.join(timeout=30)
+            process.kill()
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mib", type=float, default=256, help="size of the model in bf16")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="2 or 4")
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    frame = pd.DataFrame([row for ranks in args.ranks for row in run(ranks, args)])
+    print(frame.round(3).to_string(index=False))
+    print(f"goal: ratios of at most {GOAL}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What a put does: values to a warehouse, or handles of values that lie on nodes already; then
+notices to the controllers, and what came too late or is out of date is freed.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlkit.dock.explain import no_room
+from rlkit.dock.messages import Facts, Notice
+from rlkit.dock.transport import Transport
+from rlkit.rows import Rows
+from rlkit.store import Column
+
+logger = logging.getLogger("rlkit.dock")
+
+
+def admit(transport: Transport, uids: np.ndarray, groups: np.ndarray, *, timeout_s: float) -> None:
+    """Wait for room at every consumer of the graph; TimeoutError says who holds it."""
+    graph = transport.graph
+    for stage in graph.consumers if graph and transport.capacity else ():
+        calls = {stage: (uids, groups)}
+        short = transport.controllers("admit", calls, timeout_s=timeout_s)[stage].value
+        if short is not None:
+            raise no_room(short, uids)
+
+
+def put_values(transport: Transport, notice: Notice, rows: Mapping[str, Rows]) -> float:
+    """Send rows to the warehouse of the notice's node; returns seconds until they were there."""
+    facts = {name: Facts.of(values) for name, values in rows.items()}
+    notice = notice.of(facts, node=notice.node)
+    reply = transport.warehouses("put", {notice.node: (notice, rows)})[notice.node]
+    _tell(transport, notice, reply.value)
+    return reply.seconds
+
+
+def put_handles(transport: Transport, notice: Notice, columns: Mapping[str, Column]) -> None:
+    """Enter values of the cluster's store: each node's warehouse takes over what lies there."""
+    by_node: dict[str, dict[str, list[tuple[str, np.ndarray]]]] = {}
+    for name, column in columns.items():
+        for part, uids in column.requests(notice.uids)[0]:
+            by_node.setdefault(part.place, {}).setdefault(name, []).append((part.key, uids))
+    replies = transport.warehouses("adopt", {n: (notice, found) for n, found in by_node.items()})
+    for reply in replies.values():
+        notices, stages = reply.value
+        for entered in notices:
+            _tell(transport, entered, stages)
+
+
+def _tell(transport: Transport, notice: Notice, stages: Sequence[str]) -> None:
+    told = transport.controllers("notice", dict.fromkeys(stages, (notice,)))
+    answers = [answer.value for answer in told.values()]
+    late = [uids for uids, _ in answers if len(uids)]
+    if late:
+        logger.warning("%d rows came after all stages were done with them", len(late[0]))
+        transport.warehouses("free", {notice.node: (late[0],)})
+    for node, stale in {n: c for _, moved in answers for n, c in moved.items()}.items():
+        for name, uids in stale.items():
+            logger.info("column %r of %d rows is written again", name, len(uids))
+            call = {node: (uids, [name])}
+            transport.warehouses("free", call, before=notice.stamp + 1)
+
+
+def is_handle(transport: Transport, value: Any) -> bool:
+    """Whether a value is a column of the store whose nodes are the dock's."""
+    return isinstance(value, Column) and value.store is transport.store is not None

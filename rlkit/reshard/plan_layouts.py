@@ -1,0 +1,43 @@
+"""``plan_reshard``: from two layouts to what moves between them. Pure arithmetic."""
+
+import math
+from collections.abc import Callable
+
+from rlkit.config import Layout, ModelSpec
+from rlkit.reshard.plan_cells import Cut
+from rlkit.reshard.plan_forms import Form, megatron, vllm
+from rlkit.reshard.plan_moves import ReshardPlan
+from rlkit.reshard.plan_ranks import Side
+from rlkit.reshard.plan_strategies import allgather_swap
+from rlkit.reshard.plan_tables import parameters
+
+MakeForm = Callable[[ModelSpec, Layout], Form]
+
+
+def plan_reshard(
+    model: ModelSpec,
+    train: Layout,
+    infer: Layout,
+    *,
+    devices: int | tuple[int, int] | None = None,
+    strategy: Callable[[Cut], ReshardPlan] = allgather_swap,
+    forms: tuple[MakeForm, MakeForm] = (megatron, vllm),
+    dtype: str = "bfloat16",
+) -> ReshardPlan:
+    """What moves when a model goes from layout ``train`` to layout ``infer``.
+
+    devices: how many both layouts share, by default the fewest that both divide; or a pair, for
+    layouts on disjoint devices. ``forms`` are the tensors of either side: ``megatron``, ``vllm`` or
+    ``separate`` of ``rlkit.reshard``, or another function (model, layout) -> Form.
+    """
+    if devices is None:
+        devices = math.lcm(train.num_devices, infer.num_devices)
+    pair = devices if isinstance(devices, tuple) else (devices, devices)
+    first_rank = pair[0] if isinstance(devices, tuple) else 0
+    layouts = [layout.on(num) for layout, num in zip((train, infer), pair, strict=True)]
+    table = parameters(model, dtype=dtype)
+    sides = [
+        Side(model, table, layout, form(model, layout), first_rank=first)
+        for layout, form, first in zip(layouts, forms, (0, first_rank), strict=True)
+    ]
+    return strategy(Cut(table, *sides))

@@ -1,0 +1,49 @@
+"""What becomes of groups that are older than a bound when they are trained; how old tokens are.
+
+A policy is a function ``(group, *, version, max_staleness) -> group``, or None to train without it.
+The staleness of a token is the trainer's version minus the version that sampled it, in train steps.
+"""
+
+from typing import Any
+
+
+def admit(group: Any, *, version: int, max_staleness: float) -> Any:
+    """Train on it, however old: the bound holds what is in flight, not every token."""
+    return group
+
+
+def drop(group: Any, *, version: int, max_staleness: float) -> Any:
+    """Leave the group out if its oldest token is older than the bound; another takes its slot."""
+    oldest = int(group.meta["policy_version"].min())
+    return None if version - oldest > max_staleness else group
+
+
+def mask(group: Any, *, version: int, max_staleness: float) -> Any:
+    """Take tokens older than the bound out of loss and denominator; the rest is trained."""
+
+    def response_mask(mask: Any, token_version: Any) -> Any:
+        return mask * (version - token_version <= max_staleness)
+
+    oldest = int(group.meta["policy_version"].min())
+    if version - oldest > max_staleness:
+        group["response_mask"] = group.apply(response_mask, "response_mask", "token_version")
+    return group
+
+
+def staleness_metrics(batch: Any, *, version: int) -> dict[str, float]:
+    """Means over responses, in train steps: of the first token, of the last, of all tokens."""
+
+    def staleness(token_version: Any, response_mask: Any) -> Any:
+        ages = []
+        for versions, trainable in zip(token_version, response_mask.bool(), strict=True):
+            age = version - versions[trainable].double()
+            ages.append([float(age[0]), float(age[-1]), float(age.mean())] if len(age) else None)
+        return ages
+
+    names = ("head", "tail", "token_mean")
+    found = batch.apply(staleness, "token_version", "response_mask").load().values
+    rows = [ages for ages in found if ages is not None]
+    return {
+        f"staleness/{name}_steps": sum(ages[i] for ages in rows) / max(1, len(rows))
+        for i, name in enumerate(names)
+    }

@@ -1,0 +1,248 @@
+"""A live view of a transfer dock, and of one sample in it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from html import escape
+from typing import Any, Protocol
+
+import pandas as pd
+
+from rlkit.viz.dashboard import Cancellable, call_in_thread
+from rlkit.viz.dock import parts_of
+from rlkit.viz.kernel import html_widget
+
+logger = logging.getLogger("rlkit.viz")
+
+MIN_INTERVAL_S = 0.25
+MAX_DRAW_SHARE = 0.2  # of the time at most: a dock that does not answer is asked less often
+MAX_ROWS = 200  # to choose from
+MAX_CHARS, MAX_NUMBERS = 2000, 64  # of a value
+FETCH_S = 0.5
+NONE = -1  # uid of no row
+NO_CHOICE = ("choose a row", NONE)
+
+
+class Look(Protocol):
+    """What a dock says of itself."""
+
+    frame: pd.DataFrame
+    """Rows of `dock.frame()`."""
+    note: str
+    """Why it is an old look, if it is one."""
+    gone: bool
+    """Whether the dock was closed."""
+
+    def _repr_html_(self) -> str: ...
+
+
+class Dock(Protocol):
+    """What a view asks of a dock."""
+
+    def look(self, *, limit: int) -> Look:
+        """The first rows by uid, in a bounded time."""
+        ...
+
+    def fetch(self, uids: Any, columns: Any, timeout_s: float | None) -> Any:
+        """Columns of rows by uid, as a batch."""
+        ...
+
+
+class DockView:
+    """A dock's rows, states and versions, kept up to date, and one sample of your choice.
+
+    Show it by its name at the end of a cell. It draws every `interval_s` (0.5 s) in a daemon
+    thread, and less often where the dock answers slowly; errors of drawing are logged once under
+    "rlkit.viz" and shown. It ends with `close()`, when nobody names it or the dock any more (it
+    does not keep the dock alive), and when the dock is closed; what is shown stays. The values of
+    the chosen row are fetched with each drawing, which the dock's traffic counts.
+
+    Outside Jupyter it draws nothing; its repr is the dock's, as text. call_later is for tests.
+    """
+
+    def __init__(
+        self,
+        dock: Dock,
+        *,
+        interval_s: float = 0.5,
+        clock: Callable[[], float] = time.monotonic,
+        call_later: Callable[[float, Callable[[], None]], Cancellable] = call_in_thread,
+    ) -> None:
+        _check(dock, interval_s)
+        self._dock, self._interval_s = weakref.ref(dock), interval_s
+        self._clock, self._call_later = clock, call_later
+        self._lock, self._draw_lock = threading.Lock(), threading.Lock()
+        self._pending: Cancellable | None = None
+        self._closed = False
+        self._reported: set[type[BaseException]] = set()
+        self._page, self._chosen, self._offering = "", NONE, False
+        self.table, self.sample = html_widget(), html_widget()
+        self.rows: Any = None
+        self.widget: Any = None
+        if self.table is not None:
+            import ipywidgets
+
+            self.rows = ipywidgets.Dropdown(options=[NO_CHOICE], description="sample")
+            self.rows.observe(partial(_on_choice, weakref.ref(self)), "value")
+            self.widget = ipywidgets.VBox([self.table, self.rows, self.sample])
+            self._go_on()
+
+    def close(self) -> None:
+        """Draw once more and stop; what is shown stays. Safe to repeat."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._pending is not None:
+                self._pending.cancel()
+        self._draw(wait_s=1.0)
+
+    def __enter__(self) -> DockView:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        dock = self._dock()
+        return f"DockView({'the dock is gone' if dock is None else repr(dock)})"
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> dict[str, object]:
+        if self.widget is None:
+            return {"text/plain": repr(self)}
+        page: dict[str, object] = {"text/plain": repr(self), "text/html": self._page}
+        if self._closed:  # what a saved notebook has must show without a kernel
+            return page
+        return self.widget._repr_mimebundle_(include=include, exclude=exclude) | page
+
+    def _go_on(self) -> None:
+        """Draw, and plan the next drawing unless this was the last."""
+        start_s = self._clock()
+        last = self._draw(wait_s=0)
+        cost_s = self._clock() - start_s
+        self._plan(max(self._interval_s - cost_s, cost_s * (1 / MAX_DRAW_SHARE - 1)), last=last)
+
+    def _plan(self, delay_s: float, *, last: bool = False) -> None:
+        """Plan the one next drawing."""
+        with self._lock:
+            self._closed = self._closed or last
+            if self._pending is not None:
+                self._pending.cancel()
+            if not self._closed:
+                with self._reporting():  # no thread to be had
+                    self._pending = self._call_later(delay_s, partial(_draw_on, weakref.ref(self)))
+
+    def _choose(self, uid: int) -> None:
+        """A row was chosen: draw at once, but in a thread, for its values may take a while."""
+        if not self._offering:
+            self._chosen = uid
+            self._plan(0.0)
+
+    def _draw(self, *, wait_s: float) -> bool:
+        """Show the dock as it is now, and the chosen row; whether that was the last of it."""
+        dock = self._dock()
+        if dock is None or self.table is None:
+            return True
+        if not self._draw_lock.acquire(timeout=wait_s):  # another thread draws, or hangs
+            return False
+        try:
+            with self._reporting():
+                look = dock.look(limit=MAX_ROWS)
+                self._page = self.table.value = look._repr_html_()
+                self._offer(look.frame)
+                self.sample.value = self._sample(dock, look)
+                return look.gone
+        finally:
+            self._draw_lock.release()
+        return False
+
+    def _offer(self, frame: pd.DataFrame) -> None:
+        """The rows to choose from; a choice that is not among them any more stays."""
+        uids = [int(uid) for uid in frame["uid"][:MAX_ROWS]] if "uid" in frame else []
+        if self._chosen not in (NONE, *uids):
+            uids.append(self._chosen)
+        options = [NO_CHOICE, *((str(uid), uid) for uid in uids)]
+        if list(self.rows.options) != options:
+            self._offering = True
+            try:
+                self.rows.options = options  # which moves the choice to the first
+                self.rows.value = self._chosen
+            finally:
+                self._offering = False
+
+    def _sample(self, dock: Dock, look: Look) -> str:
+        """The values of the chosen row."""
+        uid = self._chosen
+        if uid == NONE or look.note:  # no answer: a fetch would wait for the same controllers
+            return ""
+        row = look.frame[look.frame["uid"] == uid]
+        if row.empty:
+            return f"row {uid} is not among the first {MAX_ROWS} any more: consumed, or cleared"
+        columns = [name for name in parts_of(look.frame)[0] if row[name].item() != "empty"]
+        batch = dock.fetch([uid], columns, timeout_s=FETCH_S)
+        lines = "".join(
+            f"<tr><th>{escape(name)}</th><td>{value_html(batch[name][0])}</td></tr>"
+            for name in columns
+        )
+        return f"<b>row {uid}</b><table>{lines}</table>"
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """An error inside is logged, once a kind, and shown; never raised."""
+        try:
+            yield
+        except Exception as error:  # a display must not end a training
+            text = f"{type(error).__name__}: {error}"
+            if type(error) not in self._reported:
+                self._reported.add(type(error))
+                logger.warning("The view of the dock could not draw: %s", text, exc_info=error)
+            with contextlib.suppress(Exception):  # the connection itself may be what failed
+                self.sample.value = f'<div role="alert">could not draw: {escape(text[:500])}</div>'
+
+
+def value_html(value: Any) -> str:
+    """A row's value: text as it stands, numbers one after the other, of long ones the beginning."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, list) and len(value) > MAX_NUMBERS:
+        return f"{value_html(value[:MAX_NUMBERS])} … {len(value)} in all"
+    if isinstance(value, list):
+        return " ".join(value_html(each) for each in value)
+    text = f"{value:.5g}" if isinstance(value, float) else str(value)
+    more = f" … {len(text)} characters" if len(text) > MAX_CHARS else ""
+    shown = escape(text[:MAX_CHARS])
+    return f'<span style="white-space:pre-wrap">{shown}</span>{more}'
+
+
+def _draw_on(view: weakref.ref[DockView]) -> None:
+    """The planned drawing, unless nobody has the view any more."""
+    live = view()
+    if live is not None:
+        live._go_on()
+
+
+def _on_choice(view: weakref.ref[DockView], change: Any) -> None:
+    """The widget's choice changed; a widget must not keep its view alive."""
+    live = view()
+    if live is not None:
+        live._choose(int(change["new"]))
+
+
+def _check(dock: object, interval_s: float) -> None:
+    if not all(hasattr(dock, name) for name in ("look", "fetch")):
+        raise TypeError(
+            f"dock: got {type(dock).__name__}, need a dock with look and fetch. Pass the "
+            "rk.TransferDock itself, not its frame."
+        )
+    if not interval_s >= MIN_INTERVAL_S:
+        raise ValueError(
+            f"interval_s: got {interval_s!r}, need {MIN_INTERVAL_S} s or more, or the browser "
+            "falls behind. 0.5 is smooth enough."
+        )

@@ -1,0 +1,652 @@
+import threading
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from rlkit.dock import (
+    GRPO,
+    CentralDock,
+    Graph,
+    LocalTransport,
+    Peers,
+    Stage,
+    StaleLeaseError,
+    TransferDock,
+    keep_alive,
+    samplers,
+)
+from rlkit.dock.transport import ledger_node
+from rlkit.rows import Rows
+
+FLOW = Graph(
+    (
+        Stage("driver", writes=("prompt_ids",)),
+        Stage("rollout", reads=("prompt_ids",), writes=("response_ids",)),
+        Stage("reference", reads=("response_ids",), writes=("ref_logprobs",)),
+        Stage("train", reads=("response_ids", "ref_logprobs")),
+    )
+)
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def make_dock(nodes=("node0",), *, kind=TransferDock, **options):
+    """A dock whose clock a test moves, and the clock."""
+    clock = Clock()
+    transport = LocalTransport(nodes, lease_s=10, clock=clock, **options)
+    return kind(transport, holder="actor/0", timeout_s=0), clock
+
+
+def put_numbers(dock, uids, **options):
+    dock.put({"x": torch.tensor(list(uids))}, list(uids), **options)
+
+
+# ---- faults.md E1: consumed is what was acknowledged ----
+
+
+def test_rows_of_a_holder_that_dies_are_offered_again_after_the_lease():
+    dock, clock = make_dock()
+    put_numbers(dock, range(4))
+    dock.get("train", ["x"], 4)
+    other = dock.at(holder="actor/1")
+    with pytest.raises(TimeoutError, match="actor/0 has 4 rows"):
+        other.get("train", ["x"], 4)
+    clock.now = 10
+    assert other.get("train", ["x"], 4).uids.tolist() == [0, 1, 2, 3]
+
+
+def test_acknowledged_rows_are_never_offered_again():
+    dock, clock = make_dock()
+    put_numbers(dock, range(4))
+    dock.ack(dock.get("train", ["x"], 4))
+    clock.now = 1000
+    with pytest.raises(TimeoutError):
+        dock.get("train", ["x"], 1)
+
+
+def test_rows_of_a_holder_known_to_be_dead_are_offered_at_once():
+    dock, _ = make_dock()
+    put_numbers(dock, range(4))
+    dock.get("train", ["x"], 4)
+    assert dock.drop("actor/0")["train"].tolist() == [0, 1, 2, 3]
+    assert len(dock.at(holder="actor/1").get("train", ["x"], 4)) == 4
+
+
+def test_an_answer_after_the_lease_ran_out_is_refused():
+    dock, clock = make_dock()
+    put_numbers(dock, range(4))
+    late = dock.get("train", ["x"], 4)
+    clock.now = 10
+    again = dock.at(holder="actor/1").get("train", ["x"], 4)
+    assert again.token > late.token
+    with pytest.raises(StaleLeaseError, match="ran out without a heartbeat"):
+        dock.ack(late)
+    with pytest.raises(StaleLeaseError):
+        dock.nack(late)
+    dock.ack(again)
+
+
+def test_a_heartbeat_keeps_a_lease():
+    dock, clock = make_dock()
+    put_numbers(dock, range(4))
+    lease = dock.get("train", ["x"], 4)
+    for clock.now in (6, 12, 18):
+        assert dock.heartbeat() == {"train": [lease.token]}
+    dock.ack(lease)
+
+
+def test_a_busy_holder_is_kept_alive_by_a_thread():
+    dock, clock = make_dock()
+    put_numbers(dock, range(4))
+    lease = dock.get("train", ["x"], 4)
+    with keep_alive(dock, every_s=0.01):
+        for clock.now in (6, 12, 18):
+            stop = time.monotonic() + 60
+            while seat(dock) < clock.now + 10 and time.monotonic() < stop:
+                time.sleep(0.01)
+    dock.ack(lease)
+
+
+def seat(dock):
+    """When the one lease of the training stage runs out."""
+    state = dock.transport.controllers("snapshot", {"train": ()})["train"].value
+    return state["leases"][1].deadline
+
+
+def test_acknowledging_twice_is_no_error():
+    dock, _ = make_dock(graph=FLOW)
+    dock.put({"prompt_ids": [torch.ones(2)]}, [0])
+    lease = dock.get("rollout", ["prompt_ids"], 1)
+    dock.ack(lease)
+    dock.ack(lease)
+
+
+def test_rows_given_back_are_offered_at_once():
+    dock, _ = make_dock()
+    put_numbers(dock, range(2))
+    dock.nack(dock.get("train", ["x"], 2))
+    assert len(dock.get("train", ["x"], 2)) == 2
+
+
+def test_every_stage_gets_every_row():
+    dock, _ = make_dock()
+    put_numbers(dock, range(2))
+    for stage in ("reference", "train"):
+        lease = dock.get(stage, ["x"], 2)
+        dock.ack(lease)
+        assert lease.batch["x"].tolist() == [0, 1]
+
+
+# ---- E2: waits end, and say who is at fault ----
+
+
+def test_a_lost_producer_is_named_with_its_rows_and_its_stage():
+    dock, _ = make_dock(graph=FLOW)
+    dock.put({"prompt_ids": [torch.ones(2)] * 2}, [4, 5])
+    work = dock.at(holder="rollout/1").get("rollout", ["prompt_ids"], 2)
+    dock.put({"response_ids": [torch.ones(3)]}, [4], stage="rollout")
+    with pytest.raises(TimeoutError) as caught:
+        dock.get("reference", ["response_ids"], 2)
+    assert "1 row without 'response_ids' (uids 5)" in str(caught.value)
+    assert "stage 'rollout' writes it, and rollout/1 has 1 row (uids 5)" in str(caught.value)
+    dock.nack(work)
+    with pytest.raises(TimeoutError, match="nobody has leased them"):
+        dock.fetch([5], ["response_ids"])
+
+
+def test_a_skipped_stage_is_named_with_its_column():
+    dock, _ = make_dock(graph=FLOW)
+    dock.put({"response_ids": [torch.ones(2)]}, [7], stage="rollout")
+    with pytest.raises(TimeoutError, match=r"without 'ref_logprobs' \(uids 7\); stage 'reference'"):
+        dock.get("train", ["response_ids", "ref_logprobs"], 1)
+
+
+def test_without_a_graph_the_error_says_who_usually_writes_a_column():
+    dock, _ = make_dock()
+    put_numbers(dock, [7])
+    with pytest.raises(TimeoutError, match=r"written by reference\.compute_logprobs"):
+        dock.fetch([7], ["ref_logprobs"])
+
+
+def test_a_wait_ends_when_the_rows_come():
+    dock = TransferDock()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(dock.get("train", ["x"], 2)))
+    thread.start()
+    put_numbers(dock, [0])
+    put_numbers(dock, [1])
+    thread.join(60)
+    assert found[0].batch["x"].tolist() == [0, 1]
+
+
+def test_a_wait_ends_when_a_lease_runs_out():
+    dock = TransferDock(LocalTransport(lease_s=0.2), timeout_s=60)
+    put_numbers(dock, [0])
+    dock.at(holder="dead").get("train", ["x"], 1)
+    assert len(dock.get("train", ["x"], 1)) == 1
+
+
+def test_an_error_of_the_sampler_reaches_the_caller():
+    dock, _ = make_dock()
+    put_numbers(dock, range(4))
+    with pytest.raises(ValueError, match="need at most 2, each once"):
+        dock.get("train", ["x"], 2, lambda rows, n: [0, 0])
+
+
+# ---- E4: what goes in comes out ----
+
+
+@pytest.mark.parametrize("lengths", [[3, 4], [3, 3]])
+def test_ragged_rows_come_back_ragged_whatever_their_lengths(lengths):
+    dock, _ = make_dock()
+    rows = [torch.arange(length) for length in lengths]
+    dock.put({"response_ids": rows}, [0, 1])
+    column = dock.get("train", ["response_ids"], 2).batch.columns["response_ids"]
+    assert column.parts[0].kind == "ragged"
+    assert [row.tolist() for row in column.load().unpack()] == [row.tolist() for row in rows]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([2**40, -1]),
+        torch.tensor([0.5, 1.5], dtype=torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.tensor([1, 2], dtype=torch.int8),
+        [torch.ones(2, dtype=torch.bfloat16), torch.ones(0, dtype=torch.bfloat16)],
+        ["a", "ß"],
+        [[1, 2], []],
+        [{"k": 1}, None],
+        [1, 2],
+        [0.25, float("inf")],
+    ],
+    ids=str,
+)
+def test_types_come_back_as_they_went_in(values):
+    dock, _ = make_dock(("a", "b"))
+    dock.put({"x": values[:1]}, [0])
+    dock.at(node="b").put({"x": values[1:]}, [1])
+    found = dock.get("train", ["x"], 2).batch.columns["x"].load()
+    for got, put in zip(found.unpack(), values, strict=True):
+        if isinstance(put, torch.Tensor):
+            assert got.dtype == put.dtype
+            assert torch.equal(got, put)
+        else:
+            assert got == put
+
+
+def test_rows_come_in_the_order_asked_for_from_several_nodes():
+    dock, _ = make_dock(("a", "b", "c"))
+    for i, node in enumerate("cabbca"):
+        put_numbers(dock.at(node=node), [i])
+    assert dock.fetch([4, 0, 5, 2, 1, 3], ["x"])["x"].tolist() == [4, 0, 5, 2, 1, 3]
+
+
+# ---- E7: peers share, data-parallel ranks do not ----
+
+
+def test_peers_get_the_same_rows_and_ranks_disjoint_ones():
+    dock, _ = make_dock()
+    put_numbers(dock, range(8))
+
+    def get(rank, peer):
+        peers = Peers(f"dp{rank}", 2, (1, 0))
+        return dock.at(holder=f"{rank}.{peer}").get("train", ["x"], 4, peers=peers)
+
+    leases = {(rank, peer): get(rank, peer) for peer in (0, 1) for rank in (0, 1)}
+    assert leases[0, 0].uids.tolist() == leases[0, 1].uids.tolist()
+    assert leases[1, 0].uids.tolist() == leases[1, 1].uids.tolist()
+    assert not set(leases[0, 0].uids) & set(leases[1, 0].uids)
+
+
+def test_rows_of_peers_are_consumed_when_all_acknowledge():
+    dock, clock = make_dock()
+    put_numbers(dock, range(4))
+    peers = Peers("dp0", 2, (0,))
+    first = dock.get("train", ["x"], 4, peers=peers)
+    dock.ack(first)
+    other = dock.at(holder="actor/1")
+    dock.ack(other.get("train", ["x"], 4, peers=peers))
+    clock.now = 100
+    with pytest.raises(TimeoutError):
+        dock.get("train", ["x"], 1)
+
+
+def test_rows_are_offered_again_when_a_peer_never_comes():
+    dock, clock = make_dock()
+    put_numbers(dock, range(4))
+    dock.get("train", ["x"], 4, peers=Peers("dp0", 2, (0,)))
+    clock.now = 6
+    dock.heartbeat()
+    clock.now = 10
+    assert len(dock.at(holder="other").get("train", ["x"], 4)) == 4
+
+
+def test_a_peer_too_many_is_an_error():
+    dock, _ = make_dock()
+    put_numbers(dock, range(2))
+    for holder in ("a", "b"):
+        dock.at(holder=holder).get("train", ["x"], 2, peers=Peers("dp0", 2, (0,)))
+    with pytest.raises(ValueError, match="need at most 2 processes"):
+        dock.at(holder="c").get("train", ["x"], 2, peers=Peers("dp0", 2, (0,)))
+
+
+# ---- E9: columns on first use ----
+
+
+def test_a_column_never_declared_is_accepted_and_a_missing_one_lists_what_there_is():
+    dock, _ = make_dock(graph=FLOW)
+    dock.put({"teacher_logp": [torch.ones(2)]}, [0])
+    assert dock.fetch([0], ["teacher_logp"])["teacher_logp"].tolist() == [[1, 1]]
+    with pytest.raises(TimeoutError, match=r"No row has \['teacher'\]; .*\['teacher_logp'\]"):
+        dock.get("train", ["teacher"], 1)
+
+
+# ---- A8 and groups ----
+
+
+def test_ready_rows_of_two_groups_are_no_group():
+    dock, _ = make_dock()
+    three = partial(samplers.whole_groups, group_size=3)
+    put_numbers(dock, [1, 2, 3], group_ids=[0, 0, 1])
+    with pytest.raises(TimeoutError, match="incomplete groups"):
+        dock.get("train", ["x"], 3, three)
+    put_numbers(dock, [4, 5], group_ids=[1, 1])
+    assert dock.get("train", ["x"], 3, three).uids.tolist() == [3, 4, 5]
+
+
+# ---- partitions, capacity, least ----
+
+
+def test_partitions_are_apart():
+    dock, _ = make_dock()
+    put_numbers(dock, [0])
+    put_numbers(dock.at(partition="val"), [1])
+    assert dock.at(partition="val").get("score", ["x"], 2, least=1).uids.tolist() == [1]
+    assert dock.get("score", ["x"], 2, least=1).uids.tolist() == [0]
+
+
+def test_a_full_dock_makes_writers_wait_and_names_the_stage_that_is_behind():
+    dock, _ = make_dock(graph=FLOW, capacity=4)
+    dock.put({"prompt_ids": [torch.ones(1)] * 4}, range(4))
+    dock.put({"response_ids": [torch.ones(1)] * 4}, range(4), stage="rollout")  # no new rows
+    with pytest.raises(TimeoutError, match="4 rows wait for stage 'rollout'"):
+        dock.put({"prompt_ids": [torch.ones(1)]}, [9])
+    assert len(dock.frame()) == 4
+
+
+def test_a_group_that_has_begun_may_be_finished_in_a_full_dock():
+    dock, _ = make_dock(graph=FLOW, capacity=2)
+    dock.put({"prompt_ids": [torch.ones(1)] * 2}, [0, 1], group_ids=[0, 1])
+    dock.put({"prompt_ids": [torch.ones(1)]}, [2], group_ids=[0])
+    with pytest.raises(ValueError, match="need at most 2"):
+        dock.put({"prompt_ids": [torch.ones(1)] * 3}, [5, 6, 7])
+
+
+def test_a_waiting_writer_goes_on_when_rows_are_consumed():
+    graph = Graph((Stage("train", reads=("x",)),))
+    dock = TransferDock(LocalTransport(graph=graph, capacity=1))
+    put_numbers(dock, [0])
+    thread = threading.Thread(target=put_numbers, args=(dock, [1]))
+    thread.start()
+    dock.ack(dock.get("train", ["x"], 1))
+    assert dock.get("train", ["x"], 1).uids.tolist() == [1]
+    thread.join(60)
+
+
+# ---- freeing ----
+
+
+def run_flow(dock, n):
+    """All stages of FLOW on the first n rows."""
+    for stage, reads, writes in [
+        ("rollout", ["prompt_ids"], "response_ids"),
+        ("reference", ["response_ids"], "ref_logprobs"),
+        ("train", ["response_ids", "ref_logprobs"], None),
+    ]:
+        lease = dock.get(stage, reads, n)
+        if writes:
+            dock.put({writes: [torch.ones(3)] * n}, lease.uids, stage=stage)
+        dock.ack(lease)
+
+
+def stats(dock):
+    return dock.transport.warehouses("stats", dict.fromkeys(dock.transport.nodes, ()))
+
+
+def test_rows_that_all_stages_consumed_are_freed():
+    dock, _ = make_dock(("a", "b"), graph=FLOW)
+    dock.put({"prompt_ids": [torch.ones(2)] * 6}, range(6))
+    run_flow(dock.at(node="b"), 4)
+    assert dock.frame()["uid"].tolist() == [4, 5]
+    assert {n: r.value["nbytes"] for n, r in stats(dock).items()} == {"a": 2 * 2 * 4, "b": 0}
+
+
+def test_a_late_write_of_a_freed_row_is_dropped():
+    dock, _ = make_dock(graph=FLOW)
+    dock.put({"prompt_ids": [torch.ones(2)]}, [0])
+    run_flow(dock, 1)
+    dock.put({"response_ids": [torch.ones(2)]}, [0], stage="rollout")
+    assert len(dock.frame()) == 0
+    assert stats(dock)["node0"].value["nbytes"] == 0
+    with pytest.raises(TimeoutError, match="consumed by all stages, or cleared"):
+        dock.fetch([0], ["response_ids"], timeout_s=60)
+
+
+def test_rows_whose_holder_died_before_their_release_are_swept():
+    dock, _ = make_dock(graph=FLOW)
+    dock.put({"prompt_ids": [torch.ones(2)], "response_ids": [torch.ones(2)]}, [0])
+    dock.put({"ref_logprobs": [torch.ones(2)]}, [0])
+    for stage in FLOW.consumers:
+        grant = dock.get(stage, ["response_ids"], 1).grant
+        dock.transport.controllers("ack", {stage: (grant.token, grant.holder)})
+    assert len(dock.frame()) == 1
+    dock.sweep()
+    assert len(dock.frame()) == 0
+
+
+def test_a_column_written_again_replaces_the_old_one_on_every_node(caplog):
+    dock, _ = make_dock(("a", "b"))
+    put_numbers(dock, range(4))
+    with caplog.at_level("INFO"):
+        dock.at(node="b").put({"x": torch.tensor([9])}, [2])
+    assert "column 'x' of 1 rows is written again" in caplog.text
+    assert dock.fetch(range(4), ["x"])["x"].tolist() == [0, 1, 9, 3]
+    dock.clear([0, 1, 3])
+    assert {n: r.value["nbytes"] for n, r in stats(dock).items()} == {"a": 0, "b": 8}
+
+
+def test_the_reader_of_a_lease_may_write_into_its_tensors():
+    dock, _ = make_dock()
+    put_numbers(dock, range(2))
+    dock.get("a", ["x"], 2).batch["x"].zero_()
+    assert dock.get("b", ["x"], 2).batch["x"].tolist() == [0, 1]
+
+
+# ---- crashes ----
+
+
+def test_a_controller_that_starts_late_knows_all_rows():
+    dock, _ = make_dock(("a", "b"))
+    put_numbers(dock, [3, 1], group_ids=[7, 7], policy_version=[2, 2])
+    put_numbers(dock.at(node="b"), [0])
+    batch = dock.get("train", ["x"], 3).batch
+    assert batch.uids.tolist() == [3, 1, 0]
+    assert batch["group_ids"].tolist() == [7, 7, 0]
+    assert batch["policy_version"].tolist() == [2, 2, 0]
+
+
+def test_a_controller_that_crashed_knows_leases_and_consumed_rows():
+    dock, _ = make_dock(graph=FLOW)
+    dock.put({"prompt_ids": [torch.ones(2)] * 6}, range(6))
+    dock.ack(dock.get("rollout", ["prompt_ids"], 2))
+    lease = dock.get("rollout", ["prompt_ids"], 2)
+    dock.transport.kill("rollout")
+    assert dock.at(holder="other").get("rollout", ["prompt_ids"], 2).uids.tolist() == [4, 5]
+    dock.ack(lease)
+    dock.ack(lease)
+    assert dock.frame()["stage:rollout"].value_counts()["consumed"] == 4
+
+
+def test_a_controller_that_crashed_never_gives_a_token_twice():
+    dock, _ = make_dock()
+    put_numbers(dock, range(2))
+    late = dock.get("train", ["x"], 2)
+    dock.drop("actor/0")
+    dock.transport.kill("train")
+    assert dock.get("train", ["x"], 2).token > late.token
+    with pytest.raises(StaleLeaseError):
+        dock.ack(late)
+
+
+def test_rows_of_a_lost_node_are_reported_and_the_run_goes_on():
+    dock, _ = make_dock(("a", "b"), graph=FLOW)
+    dock.put({"prompt_ids": [torch.ones(2)] * 6}, range(6))
+    far = dock.at(node="b", holder="rollout/1")
+    lease = far.get("rollout", ["prompt_ids"], 2)
+    far.put({"response_ids": [torch.ones(2)] * 2}, lease.uids, stage="rollout")
+    far.ack(lease)
+    dock.transport.lose("b")
+    assert dock.lost("b").tolist() == [0, 1]
+    assert dock.frame()["uid"].tolist() == [2, 3, 4, 5]
+    dock.put({"prompt_ids": [torch.ones(2)] * 2}, [0, 1])
+    run_flow(far, 6)
+    assert len(dock.frame()) == 0
+
+
+def test_a_lease_with_rows_of_a_lost_node_is_void():
+    dock, _ = make_dock(("a", "b"))
+    put_numbers(dock, [0])
+    put_numbers(dock.at(node="b"), [1])
+    lease = dock.get("train", ["x"], 2)
+    dock.transport.lose("b")
+    assert dock.lost("b").tolist() == [1]
+    with pytest.raises(StaleLeaseError, match="lost rows with the node"):
+        dock.ack(lease)
+    put_numbers(dock.at(node="b"), [1])
+    assert len(dock.get("train", ["x"], 2)) == 2
+
+
+def test_leases_outlive_the_node_of_their_ledger():
+    dock, _ = make_dock(("a", "b"))
+    ledger = ledger_node("train", ("a", "b"))
+    put_numbers(dock.at(node="b" if ledger == "a" else "a"), range(3))
+    dock.ack(dock.get("train", ["x"], 1))
+    lease = dock.get("train", ["x"], 1)
+    dock.transport.lose(ledger)
+    assert dock.lost(ledger).tolist() == []
+    dock.transport.kill("train")
+    dock.ack(lease)
+    assert dock.get("train", ["x"], 1).uids.tolist() == [2]
+
+
+def test_rows_that_training_consumed_need_not_be_made_again():
+    graph = Graph((Stage("train", reads=("x",)),))
+    dock, _ = make_dock(("a", "b"), graph=graph)
+    graph_dock = dock.at(node="b")
+    put_numbers(graph_dock, range(3))
+    lease = dock.get("train", ["x"], 2)
+    dock.transport.controllers("ack", {"train": (lease.token, "actor/0")})  # not yet freed
+    dock.transport.lose("b")
+    assert dock.lost("b").tolist() == [2]
+    assert len(dock.frame()) == 0
+
+
+# ---- snapshots ----
+
+
+def test_leased_rows_of_a_snapshot_are_offered_again_and_consumed_ones_are_not():
+    dock, _ = make_dock(("a", "b"), graph=FLOW)
+    dock.put({"prompt_ids": [torch.ones(2)] * 4}, range(4), group_ids=[5, 5, 6, 6])
+    dock.ack(dock.get("rollout", ["prompt_ids"], 1))
+    leased = dock.get("rollout", ["prompt_ids"], 1)
+    saved = dock.snapshot()
+    dock.ack(dock.get("rollout", ["prompt_ids"], 2))
+    dock.restore(saved)
+    with pytest.raises(StaleLeaseError):
+        dock.ack(leased)
+    again = dock.get("rollout", ["prompt_ids"], 3)
+    assert again.uids.tolist() == [1, 2, 3]
+    assert again.batch["group_ids"].tolist() == [5, 6, 6]
+
+
+def test_a_snapshot_goes_into_a_dock_of_other_nodes():
+    dock, _ = make_dock(("a", "b"))
+    put_numbers(dock, [0, 1], policy_version=[3, 4])
+    put_numbers(dock.at(node="b", partition="val"), [2])
+    dock.ack(dock.get("train", ["x"], 1))
+    other, _ = make_dock(("c",))
+    other.restore(dock.snapshot())
+    assert other.get("train", ["x"], 1).batch["policy_version"].tolist() == [4]
+    assert other.at(partition="val").get("score", ["x"], 1).batch["x"].tolist() == [2]
+
+
+def test_nobody_acknowledges_while_a_snapshot_is_taken():
+    dock = TransferDock()
+    put_numbers(dock, [0])
+    lease = dock.get("train", ["x"], 1)
+    dock.transport.controllers("freeze", {"train": ()}, limit_s=60)
+    thread = threading.Thread(target=dock.ack, args=(lease,))
+    thread.start()
+    thread.join(0.1)
+    assert dock.frame()["stage:train"].tolist() != ["consumed"]
+    dock.transport.controllers("freeze", {"train": ()}, limit_s=0)
+    thread.join(60)
+    assert dock.frame()["stage:train"].tolist() == ["consumed"]
+
+
+# ---- traffic, topologies, inspector ----
+
+
+def test_traffic_counts_bytes_and_messages_by_stage_and_nodes():
+    dock, _ = make_dock(("a", "b"))
+    put_numbers(dock, range(3))
+    put_numbers(dock.at(node="b"), range(3, 8), stage="rollout")
+    dock.at(node="b").get("train", ["x"], 8)
+    found = dock.traffic().set_index(["stage", "source", "target"])
+    assert found["bytes"].to_dict() == {
+        ("driver", "a", "a"): 24,
+        ("rollout", "b", "b"): 40,
+        ("train", "a", "b"): 24,
+        ("train", "b", "b"): 40,
+    }
+    assert (found["messages"] == 1).all()
+    assert (found["seconds"] > 0).all()
+
+
+def test_central_dock_moves_everything_through_the_first_node():
+    dock, _ = make_dock(("a", "b"), kind=CentralDock)
+    put_numbers(dock.at(node="b"), range(4))
+    assert dock.at(node="b").get("train", ["x"], 4).batch["x"].tolist() == [0, 1, 2, 3]
+    pairs = dock.traffic()[["source", "target"]].to_records(index=False).tolist()
+    assert pairs == [("b", "a"), ("a", "b")]
+
+
+def test_inspector_shows_rows_by_column_and_stage():
+    dock, _ = make_dock(graph=FLOW)
+    dock.put({"prompt_ids": [torch.ones(2)] * 3}, range(3), policy_version=[1, 1, 2])
+    dock.put({"response_ids": [torch.ones(4)]}, [0], stage="rollout")
+    dock.ack(dock.get("rollout", ["prompt_ids"], 1))
+    dock.get("rollout", ["prompt_ids"], 1)
+    frame = dock.frame()
+    assert frame["response_ids"].tolist() == ["node0", "empty", "empty"]
+    assert frame["stage:rollout"].tolist() == ["consumed", "leased by actor/0", "waiting"]
+    assert frame["bytes"].tolist() == [24, 8, 8]
+    drawn = dock._repr_html_()
+    assert "leased by actor/0" in drawn
+    assert "policy versions" in drawn
+    assert "TransferDock(3 rows, 40 bytes on 1 nodes" in drawn
+
+
+def test_an_empty_dock_draws_itself():
+    assert "0 rows" in TransferDock()._repr_html_()
+
+
+def test_overwriting_one_reward_is_what_the_next_stage_reads():
+    dock, _ = make_dock()
+    dock.put({"rewards": torch.zeros(3)}, range(3), stage="score")
+    dock.put({"rewards": torch.ones(1)}, [1])
+    batch = dock.get("train", ["rewards"], 3).batch
+    assert dict(zip(batch.uids.tolist(), batch["rewards"].tolist(), strict=True)) == {
+        0: 0, 1: 1, 2: 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda d: d.put({"x": [1, 2]}, [0]), "got 2 rows, need 1"),
+        (lambda d: d.put({"x": [1, 2]}, [0, 0]), "need one a row"),
+        (lambda d: d.put({"x": [1]}, [0], group_ids=[1, 2]), "group_ids: got 2 values"),
+        (lambda d: d.get("train", ["x"], 0), "n: got 0, need at least 1 row"),
+        (lambda d: LocalTransport(capacity=3), "without a graph"),
+    ],
+)
+def test_wrong_calls_say_what_is_needed(call, match):
+    with pytest.raises(ValueError, match=match):
+        call(TransferDock())
+
+
+def test_rows_put_as_rows_are_not_copied():
+    dock, _ = make_dock()
+    values = torch.arange(6)
+    dock.put({"x": Rows(values, torch.tensor([2, 4]))}, [0, 1])
+    got = dock.get("train", ["x"], 2).batch.columns["x"].load()
+    assert got.tensor.data_ptr() == values.data_ptr()
+
+
+def test_grpo_graph_consumers_are_in_order():
+    assert GRPO.consumers[-1] == "train"
+    assert GRPO.writer("ref_logprobs") == "reference"
+    assert GRPO.writer("nothing") is None
+    assert np.all([GRPO.sizes[c].nbytes(1, 1) > 0 for s in GRPO.stages for c in s.reads])
