@@ -168,7 +168,7 @@ def ablate() -> pd.DataFrame:
         "full": (p, lambda run: run),
         "no length tail": (replace(p, sigma=0.05), lambda run: run),
         "no overhead of a decode step": (replace(p, decode_overhead_s=1e-9), lambda run: run),
-        "no reads of the cache": (p, lambda run: replace(run, model=replace(run.model, kv_size=1))),
+        "no reads of the cache": (p, lambda run: replace(run, cache_bytes=1e-3)),
         "no trainer's cost a sequence": (replace(p, trainer_s_per_sequence=0.0), lambda run: run),
         "no time to load weights": (p, lambda run: replace(run, reshard=None)),
     }

@@ -6,26 +6,32 @@ from pathlib import Path
 import pandas as pd
 
 import rlkit as rk
-from rlkit.config import Layout
+from rlkit.config import Layout, ModelSpec
 from rlkit.sim import specs
 from rlkit.sim.study import Parameters, Plan, Row
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
-MODELS = {model.name: model for model in specs.MODELS}
+MODELS = {
+    "Qwen2.5-7B": ModelSpec.qwen25_7b(), "Qwen2.5-32B": ModelSpec.qwen25_32b(),
+    "Qwen3-8B": ModelSpec.qwen3_8b(), "Qwen3-32B": ModelSpec.qwen3_32b(),
+    "Qwen3-30B-A3B": ModelSpec.qwen3_30b_a3b(), "DeepSeek-R1-671B": ModelSpec.deepseek_r1_671b(),
+}  # fmt: skip
 PROMPT = 80  # tokens: 77.8 in the R1 run of cann-recipes-train
 MEAN = {2048: 700, 1024: 600, 8192: 4000, 20480: 4000, 30720: 4000}  # by limit; all assumed
 R1_MEAN = 1000  # of the plot in r1_zero_deepseek_671b.md: 515 to 1217
-TRAIN = {  # layouts of configs/*.yaml
+TRAIN = {  # layouts of configs/*.yaml; experts over TP x EP ranks (moe_tp_extend_ep)
     "grpo_7B_A3": Layout(tp=2, pp=2), "grpo_8B_A3": Layout(tp=2, pp=2),
     "grpo_32B_A3": Layout(tp=4, pp=4), "grpo_32B_A2": Layout(tp=4, pp=4),
-    "grpo_R1_A3": Layout(tp=4, pp=8), "dapo_30B-A3B_A3": Layout(tp=4),
+    "grpo_R1_A3": Layout(tp=4, pp=8, ep=32, expert_tp=1),
+    "dapo_30B-A3B_A3": Layout(tp=4, ep=8, expert_tp=1),
     "dapo_q32B_A3": Layout(tp=8, pp=2), "dapo_32B_A3_30k": Layout(tp=8, pp=2),
     "dapo_32B_A2_20k": Layout(tp=8, pp=2), "ppo_32B_A3": Layout(tp=8),
 }  # fmt: skip
-ENGINE = {
+ENGINE = {  # of R1: a divisor of 384, assumed
     "grpo_32B_A3": Layout(tp=2), "grpo_32B_A2": Layout(tp=2), "dapo_q32B_A3": Layout(tp=8),
-    "grpo_R1_A3": Layout(tp=4, dp=96), "dapo_30B-A3B_A3": Layout(tp=1, dp=8),
+    "grpo_R1_A3": Layout(tp=4, ep=128, expert_tp=1),
+    "dapo_30B-A3B_A3": Layout(ep=8, expert_tp=1),
     "dapo_32B_A3_30k": Layout(tp=4), "dapo_32B_A2_20k": Layout(tp=4), "ppo_32B_A3": Layout(tp=8),
 }  # fmt: skip
 
@@ -46,7 +52,6 @@ def build(row: Row, parameters: Parameters) -> Plan:
         ),
         generate=ENGINE.get(cell, Layout()),
         train=TRAIN[cell],
-        train_ep={"grpo_R1_A3": 8, "dapo_30B-A3B_A3": 2}.get(cell, 1),
         minibatches=8 if limit > 10000 else 1,
         micro_batch_tokens=4096,
         forwards=2 if row["block"] == "GRPO" else 1,

@@ -5,7 +5,6 @@ python experiments/070_mindspeed_rl/tables.py
 
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -23,12 +22,12 @@ import studies  # noqa: E402
 
 # log_max_throughput in each YAML; its default is true in the GRPO trainer, DAPO and PPO use means.
 LONGEST = {"grpo_8B_A3", "grpo_R1_A3"}
-FOUR = {  # the abstract's models: devices, trainer, engine, expert parallel
-    specs.QWEN25_7B: (16, Layout(tp=2, pp=2), Layout(), 1),
-    specs.QWEN25_32B: (16, Layout(tp=4, pp=4), Layout(tp=2), 1),
-    specs.QWEN3_30B_A3B: (16, Layout(tp=4), Layout(dp=8), 2),
-    specs.DEEPSEEK_R1: (384, Layout(tp=4, pp=8), Layout(tp=4, dp=96), 8),
-}
+FOUR = {  # the abstract's models: devices, trainer, engine; R1's are assumed
+    "Qwen2.5-7B": (16, Layout(tp=2, pp=2), Layout()),
+    "Qwen2.5-32B": (16, Layout(tp=4, pp=4), Layout(tp=2)),
+    "Qwen3-30B-A3B": (16, Layout(tp=4, ep=8, expert_tp=1), Layout(ep=8, expert_tp=1)),
+    "DeepSeek-R1-671B": (384, mindspeed.TRAIN["grpo_R1_A3"], mindspeed.ENGINE["grpo_R1_A3"]),
+}  # fmt: skip
 
 
 def readings(parameters: Parameters) -> pd.DataFrame:
@@ -53,27 +52,26 @@ def readings(parameters: Parameters) -> pd.DataFrame:
 
 
 def step(
-    parameters: Parameters, model: specs.Model, devices: int, **moves: object
+    parameters: Parameters, model: str, devices: int, *, steps: int = 3, **moves: object
 ) -> rk.sim.Simulation:
     """A synchronous step of a model of the abstract, 64 prompts x 16 responses a 16 devices."""
-    _, train, engine, train_ep = FOUR[model]
+    _, train, engine = FOUR[model]
     lengths = rk.sim.Lengths(mean_tokens=1000, sigma=parameters.sigma, limit_tokens=2048)
     run = rk.sim.Run(
-        model=model,
+        model=mindspeed.MODELS[model],
         node=specs.NODE_A3,
         num_devices=devices,
         workload=rk.sim.Workload(
             prompts=4 * devices, samples=16, prompt_tokens=mindspeed.PROMPT, lengths=lengths
         ),
-        generate=replace(engine, dp=min(engine.dp or 1, devices // engine.tp)),
+        generate=engine,
         train=train,
-        train_ep=train_ep,
         micro_batch_tokens=4096,
         forwards=2,
         costs=parameters.costs(),
         **moves,
     )
-    return rk.sim.simulate(run, rk.sim.synchronous(), steps=3)
+    return rk.sim.simulate(run, rk.sim.synchronous(), steps=steps)
 
 
 def mechanisms(parameters: Parameters) -> pd.DataFrame:
@@ -87,7 +85,7 @@ def mechanisms(parameters: Parameters) -> pd.DataFrame:
         kept = old.memory.generate["weights"] - new.memory.generate["weights"]
         rows.append(
             {
-                "model": model.name,
+                "model": model,
                 "devices": devices,
                 "central + naive, s": f"{old.step_s:.1f}",
                 "of that the store, s": f"{old.mean('time/dock_s'):.1f}",
@@ -100,16 +98,16 @@ def mechanisms(parameters: Parameters) -> pd.DataFrame:
 
 
 def scaling(parameters: Parameters) -> pd.DataFrame:
-    """R1 from 128 to 384 devices, work in proportion; 1 is linear."""
+    """R1 from 256 to 384 devices, work in proportion; 1 is linear."""
     rows, first = [], {"central": math.nan, "dock": math.nan}
-    for devices in (128, 256, 384):
+    for devices in (256, 384):
         row: dict = {"devices": devices}
         for name, dock in (("central", rk.sim.central), ("dock", rk.sim.distributed)):
             found = step(
-                parameters, specs.DEEPSEEK_R1, devices, dock=dock, reshard=rk.sim.allgather_swap
+                parameters, "DeepSeek-R1-671B", devices, dock=dock, reshard=rk.sim.allgather_swap
             )
             rate = found.tokens_per_s_per_device
-            first[name] = rate if devices == 128 else first[name]
+            first[name] = rate if devices == 256 else first[name]
             row |= {
                 f"{name}, tokens/s/device": f"{rate:.1f}",
                 f"{name}, linearity": f"{rate / first[name]:.2f}",

@@ -6,17 +6,17 @@ from pathlib import Path
 import pandas as pd
 
 import rlkit as rk
-from rlkit.config import Layout
+from rlkit.config import Layout, ModelSpec
 from rlkit.sim import specs
 from rlkit.sim.study import Parameters, Plan, Row
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
 MODELS = {
-    "1.5B": specs.QWEN25_1_5B,
-    "7B": specs.QWEN25_7B,
-    "14B": specs.QWEN25_14B,
-    "32B": specs.QWEN25_32B,
+    "1.5B": ModelSpec.qwen25_1_5b(),
+    "7B": ModelSpec.qwen25_7b(),
+    "14B": ModelSpec.qwen25_14b(),
+    "32B": ModelSpec.qwen25_32b(),
 }
 # Engines and trainers of the legacy benchmark (tag v0.3.1) and of the blog (14B).
 ENGINE = {"1.5B": 1, "7B": 1, "14B": 4, "32B": 8}

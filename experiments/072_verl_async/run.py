@@ -6,13 +6,17 @@ from pathlib import Path
 import pandas as pd
 
 import rlkit as rk
-from rlkit.config import Layout
+from rlkit.config import Layout, ModelSpec
 from rlkit.sim import specs
 from rlkit.sim.study import Parameters, Plan, Row
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
-MODELS = {"7B": specs.QWEN25_7B, "30B-A3B": specs.QWEN3_30B_A3B, "235B-A22B": specs.QWEN3_235B_A22B}
+MODELS = {
+    "7B": ModelSpec.qwen25_7b(),
+    "30B-A3B": ModelSpec.qwen3_30b_a3b(),
+    "235B-A22B": ModelSpec.qwen3_235b_a22b(),
+}
 PROMPT, LIMIT = 150, 28672  # tokens; assumed, and the limit of the runs that are fitted
 PROMPTS_A_MINIBATCH = {"7B": 32, "30B-A3B": 128, "235B-A22B": 128}
 
@@ -30,7 +34,7 @@ def build(row: Row, parameters: Parameters) -> Plan:
     )
     system, mixture = row["system"], row["model"] != "7B"
     fsdp = not mixture and row["note"] != "megatron"
-    layout = Layout(tp=2, pp=2) if not mixture else Layout(tp=4)  # Megatron's; assumed
+    layout = Layout(tp=2, pp=2) if not mixture else Layout(tp=4, ep=8)  # Megatron's; assumed
     run = rk.sim.Run(
         model=MODELS[row["model"]],
         node=specs.NODE_H20,
@@ -39,7 +43,6 @@ def build(row: Row, parameters: Parameters) -> Plan:
         workload=workload,
         generate=Layout(tp=4) if mixture else Layout(),
         train=Layout() if fsdp else layout,
-        train_ep=8 if mixture else 1,
         sharded=fsdp,
         minibatches=512 // PROMPTS_A_MINIBATCH[row["model"]],
         chunks=int(system.removeprefix("async")) if system.startswith("async") else 1,

@@ -1,6 +1,6 @@
 """Runs on a virtual clock: what a schedule, a layout and some devices would take, and why.
 
-Everything here is arithmetic: no device, no torch. Peaks have sources (``specs``), the rest is
+Everything here is arithmetic: no device. Peaks have sources (``specs``), the rest is
 fitted or assumed (``Costs``). The frames are those of a real run, so ``rk.viz`` draws both.
 """
 
@@ -14,7 +14,7 @@ from rlkit.sim.moves import (
     naive,
     through_storage,
 )
-from rlkit.sim.result import Simulation, collect
+from rlkit.sim.result import Simulation, collect, constants
 from rlkit.sim.sweep import layouts, splits, stalenesses, sweep
 from rlkit.sim.work import FITTED, Costs, Lengths, Run, Workload
 
@@ -30,6 +30,7 @@ __all__ = [
     "asynchronous",
     "broadcast",
     "central",
+    "constants",
     "cost",
     "distributed",
     "layouts",

@@ -6,7 +6,8 @@ backward, and the attention's, which grow with the square of a sequence.
 
 from dataclasses import dataclass
 
-from rlkit.sim.specs import Model
+from rlkit.config import ModelSpec
+from rlkit.sim.specs import counts
 from rlkit.sim.work import Run
 
 
@@ -64,10 +65,10 @@ def software(run: Run) -> float:
     return run.costs.slow_software if run.node.device.name.startswith("910") else 1.0
 
 
-def forward_flops(model: Model, tokens: float, squares: float) -> float:
+def forward_flops(model: ModelSpec, tokens: float, squares: float) -> float:
     """Of one forward over sequences with these sums of lengths and of squared lengths (causal)."""
-    attention = 2.0 * model.num_layers * model.attention_size * squares
-    return 2.0 * model.active_parameters * tokens + attention
+    attention = 2.0 * model.num_layers * counts(model).attention_size * squares
+    return 2.0 * counts(model).active_parameters * tokens + attention
 
 
 def decode_step(run: Run, rows: float, context: float) -> Cost:
@@ -75,15 +76,15 @@ def decode_step(run: Run, rows: float, context: float) -> Cost:
 
     The floor: weights are read once however few rows there are; each row's cache is read, too.
     """
-    model, costs, cut = run.model, run.costs, run.generate
+    costs, cut, model = run.costs, run.generate, run.counts
     devices, slow = cut.num_devices, software(run)
     read = costs.memory_efficiency * run.node.device.memory_bytes_per_s
     flops = costs.matmul_efficiency * run.node.device.flops / slow
     experts = 2.0 * model.expert_parameters * model.expert_share(rows)
-    weights_s = (model.dense_bytes / cut.tp + experts / devices) / read
+    weights_s = (model.dense_bytes / cut.tp + experts / (cut.ep * cut.tp_of_experts)) / read
     products_s = 2.0 * model.active_parameters * rows / devices / flops
-    cache_s = model.kv_bytes * context / devices / read
-    attention_s = 4.0 * model.num_layers * model.attention_size * context / devices / flops
+    cache_s = run.kv_bytes * context / devices / read
+    attention_s = 4.0 * run.model.num_layers * model.attention_size * context / devices / flops
     return Cost(
         compute_s=products_s + attention_s,
         memory_s=weights_s + cache_s,
@@ -97,15 +98,15 @@ def decode_step(run: Run, rows: float, context: float) -> Cost:
 def _layer_traffic_s(run: Run, tokens: float, tp: int, devices: int) -> float:
     """Collectives of one forward: two all-reduces a layer (tp), two all-to-alls (experts)."""
     model, costs = run.model, run.costs
-    inside = max(tp, devices if model.expert_parameters else tp) <= run.node.num_devices
+    inside = max(tp, devices if model.moe else tp) <= run.node.num_devices
     link = run.node.link_bytes_per_s if inside else run.node.network_bytes_per_s
     rate, size = costs.link_efficiency * link, 2.0 * model.hidden_size * tokens
     seconds = 0.0
     if tp > 1:
         reduce_s = 2.0 * (tp - 1) / tp * size / (costs.link_efficiency * run.node.link_bytes_per_s)
         seconds += 2.0 * model.num_layers * (costs.collective_s + reduce_s)
-    if model.expert_parameters and devices > 1:
-        away = (devices - 1) / devices * model.experts_per_token / tp
+    if model.moe and devices > 1:
+        away = (devices - 1) / devices * model.moe.experts_per_token / tp
         seconds += 2.0 * model.num_layers * (costs.collective_s + away * size / rate)
     return seconds
 
@@ -144,7 +145,7 @@ def update(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
     """
     forwards = 4.0 if run.recompute else 3.0
     cost = _pass(run, tokens, squares, forwards=forwards, exchanges=3.0) + _call(run, sequences)
-    shard = run.model.weight_bytes / (run.train.tp * run.train.pp)
+    shard = run.counts.weight_bytes / (run.train.tp * run.train.pp)
     gradients_s = 0.0
     if not run.sharded and run.train_dp > 1:  # reduce-scatter in fp32, all-gather in bf16
         away = (run.train_dp - 1) / run.train_dp
@@ -163,12 +164,12 @@ def _pass(run: Run, tokens: float, squares: float, *, forwards: float, exchanges
     flops = forwards * forward_flops(model, tokens, squares) / run.train_devices
     mine = tokens / run.train_dp
     micro = max(run.minibatches, mine / run.micro_batch_tokens)  # micro-batches of a rank
-    experts = run.train_ep * cut.tp if model.expert_parameters else 1
+    experts = cut.ep * cut.tp_of_experts if model.moe else 1
     # Activations go through the layers of one stage; weights of FSDP are gathered by all trainers.
     once_s = _layer_traffic_s(run, mine / micro, cut.tp, max(experts, cut.tp))
     network_s = forwards * micro * once_s / cut.pp
     if run.sharded:
-        network_s += exchanges * micro * model.weight_bytes / _network(run)
+        network_s += exchanges * micro * run.counts.weight_bytes / _network(run)
     busy = _matmuls(run, flops, network_s=network_s, other_s=0.0)
     bubble = (cut.pp - 1) / micro * busy.seconds
     return busy + Cost(other_s=bubble)

@@ -54,21 +54,24 @@ def memory(run: Run) -> Memory:
     share = run.costs.memory_share * device.memory_bytes - weights - kept
     devices = run.generate.num_devices
     context = _running_context(run)
-    rows = max(0, int(share * devices / (model.kv_bytes * context)))
+    rows = max(0, int(share * devices / (run.kv_bytes * context)))
     most = -(-run.workload.sequences // max(1, run.num_engines))
-    used = max(0.0, min(share, most * model.kv_bytes * context / devices))
+    used = max(0.0, min(share, most * run.kv_bytes * context / devices))
     generate = {"weights": weights + kept, "kv_cache": used}
     if run.shared and moved:
         generate["host_swap"] = moved.host_bytes
     shard, dp = train_shard_bytes(run), max(1, run.train_dp)
-    spread = 1 if run.sharded else dp
+    spread_over = run.train.pp * run.train.ep * run.train.tp_of_experts
+    experts = 2.0 * run.counts.expert_parameters / spread_over
+    expert_dp = max(1, run.train_devices // spread_over)
+    spread = shard if run.sharded else (shard - experts) / dp + experts / expert_dp
     layers = model.num_layers / run.train.pp
     hidden = 2.0 * model.hidden_size * run.micro_batch_tokens / run.train.tp
     kept_layers = (layers + 34 / 2) if run.recompute else layers * 34 / 2
     update = {
         "weights": shard,
         "gradients": 2.0 * shard,
-        "optimizer": 6.0 * shard / spread,
+        "optimizer": 6.0 * spread,
         "activations": hidden * kept_layers,
     }
     fits = rows if run.num_engines and run.train_dp else 0

@@ -1,10 +1,24 @@
-"""How samples and weights travel: functions of a run that a user may replace by his own."""
+"""How samples and weights travel: functions of a run that a user may replace by his own.
+
+Bytes are those of the plans that real runs carry out: ``rlkit.dock.predicted_traffic`` and
+``rlkit.reshard.plan_reshard``. A run adds rates.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
+from rlkit.config import Layout, ModelSpec
+from rlkit.dock.traffic import GRPO, predicted_traffic
+from rlkit.reshard import plan_strategies as strategies
+from rlkit.reshard.plan_cells import Cut
+from rlkit.reshard.plan_forms import megatron, vllm
+from rlkit.reshard.plan_layouts import MakeForm, plan_reshard
+from rlkit.reshard.plan_moves import ReshardPlan
+from rlkit.reshard.plan_ranks import Side
+from rlkit.reshard.plan_tables import parameters
 from rlkit.sim.cost import Cost
-from rlkit.sim.work import Run
+from rlkit.sim.work import Run, Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,89 +39,101 @@ Move = Callable[[Run], Moved]
 """A way to move samples, or weights, once a train step."""
 
 
-def dock_bytes(run: Run) -> float:
-    """Bytes of GRPO's samples in and out of the store a step, 4 a number.
-
-    Puts 2 P + 6 T, gets 5 P + 14 T tokens a sequence of P prompt and T response tokens, read off
-    the columns that MindSpeed-RL's stages read and write; no published formula.
-    """
-    prompt = run.workload.prompt_tokens
-    response = run.moments[0] - prompt
-    return 4.0 * run.workload.sequences * (7.0 * prompt + 20.0 * response)
+@lru_cache(maxsize=64)
+def dock_bytes(workload: Workload, num_nodes: int, *, central: bool) -> tuple[float, float]:
+    """Bytes of GRPO's samples a step: in and out of the busiest node, and between all nodes."""
+    lengths = workload.prompt_tokens, workload.lengths.mean_tokens
+    nodes = [f"node{i}" for i in range(num_nodes)]
+    frame = predicted_traffic(
+        GRPO, workload.prompts, workload.samples, *lengths, nodes=nodes, central=central
+    )
+    away = frame[frame["source"] != frame["target"]]
+    out, into = frame.groupby("source")["bytes"].sum(), away.groupby("target")["bytes"].sum()
+    return float(out.add(into, fill_value=0.0).max()), float(away["bytes"].sum())
 
 
 def central(run: Run) -> Moved:
     """All samples through one process."""
-    size = dock_bytes(run)
-    return Moved(
-        cost=Cost(network_s=size / run.costs.dock_bytes_per_s, other_s=_metadata_s(run)),
-        num_bytes=size,
-    )
+    return _through_dock(run, central=True)
 
 
 def distributed(run: Run) -> Moved:
-    """A warehouse a node: its puts are local, a share of 1 / nodes of the gets, too."""
+    """A warehouse a node, which holds what was made there."""
+    return _through_dock(run, central=False)
+
+
+def _through_dock(run: Run, *, central: bool) -> Moved:
+    """The busiest node's bytes at the store's rate; each stage asks once a data-parallel rank."""
     nodes = max(1, -(-run.num_devices // run.node.num_devices))
-    size = dock_bytes(run)
-    seconds = size / nodes / run.costs.dock_bytes_per_s
-    away = size * 19.0 / 27.0 * (nodes - 1) / nodes  # gets are 19 of 27 tokens where P = T
-    return Moved(cost=Cost(network_s=seconds, other_s=_metadata_s(run)), num_bytes=away)
+    busiest, away = dock_bytes(run.workload, nodes, central=central)
+    asked_s = len(GRPO.consumers) * max(1, run.train_dp) * run.costs.message_s
+    cost = Cost(network_s=busiest / run.costs.dock_bytes_per_s, other_s=asked_s)
+    return Moved(cost=cost, num_bytes=away)
 
 
-def _metadata_s(run: Run) -> float:
-    """Six stages ask once a data-parallel rank, side by side but for the controller."""
-    return 6.0 * max(1, run.train_dp) * run.costs.message_s
+@lru_cache(maxsize=1024)
+def shard_bytes(model: ModelSpec, layout: Layout, form: MakeForm) -> float:
+    """BF16 weights of the fullest device of a layout."""
+    whole, table = layout.on(layout.num_devices), parameters(model, dtype="bfloat16")
+    return float(Side(model, table, whole, form(model, whole)).nbytes(table).max())
 
 
 def train_shard_bytes(run: Run) -> float:
     """BF16 weights that one trainer holds."""
-    model, cut = run.model, run.train
     if run.sharded:
-        return model.weight_bytes / max(1, run.train_devices)
-    experts = 2.0 * model.expert_parameters / (cut.tp * cut.pp * run.train_ep)
-    return model.dense_bytes / (cut.tp * cut.pp) + experts
+        return run.counts.weight_bytes / max(1, run.train_devices)
+    return shard_bytes(run.model, run.train, megatron)
 
 
 def engine_shard_bytes(run: Run) -> float:
     """BF16 weights that one generating device holds."""
-    model, cut = run.model, run.generate
-    return model.dense_bytes / cut.tp + 2.0 * model.expert_parameters / cut.num_devices
+    return shard_bytes(run.model, run.generate, vllm)
+
+
+@lru_cache(maxsize=256)
+def _received(
+    model: ModelSpec, train: Layout, infer: Layout, strategy: Callable[[Cut], ReshardPlan]
+) -> float:
+    """Mean bytes a device gets from others, on the fewest devices that both layouts fit on."""
+    plan = plan_reshard(model, train, infer, strategy=strategy)
+    return plan.nbytes / plan.cut.num_devices
+
+
+def _gathered(run: Run, strategy: Callable[[Cut], ReshardPlan]) -> Moved:
+    """Between layouts on the same devices. FSDP's shards have no plan: all but its own is got."""
+    if run.sharded:
+        size = max(0.0, engine_shard_bytes(run) - train_shard_bytes(run))
+    else:
+        layouts = (replace(layout, dp=None) for layout in (run.train, run.generate))
+        size = _received(run.model, *layouts, strategy)
+    inside = run.train.tp * run.train.pp <= run.node.num_devices
+    rate = run.node.link_bytes_per_s if inside else run.node.network_bytes_per_s
+    cost = Cost(network_s=size / (run.costs.link_efficiency * rate))
+    return Moved(cost=cost, num_bytes=size * run.num_devices)
 
 
 def naive(run: Run) -> Moved:
-    """Gather into new buffers and keep the training weights beside them."""
-    gathered = engine_shard_bytes(run)
-    cost = Cost(network_s=gathered / _gather_rate(run))
-    size = gathered * run.num_devices
-    return Moved(cost=cost, num_bytes=size, kept_bytes=train_shard_bytes(run))
+    """Gather tensors whole and keep the training weights beside the engine's."""
+    return replace(_gathered(run, strategies.naive), kept_bytes=train_shard_bytes(run))
 
 
 def allgather_swap(run: Run) -> Moved:
-    """Gather into the engine's buffers; training weights to the host, and back before training."""
-    kept, gathered = train_shard_bytes(run), naive(run)
-    swap_s = 2.0 * kept / run.node.device.host_bytes_per_s
-    return Moved(
-        cost=gathered.cost + Cost(other_s=swap_s),
-        num_bytes=gathered.num_bytes,
-        host_bytes=kept,
-    )
+    """Gather shards into the engine's buffers; the trainer's to the host, and back to train."""
+    moved, kept = _gathered(run, strategies.allgather_swap), train_shard_bytes(run)
+    swap = Cost(other_s=2.0 * kept / run.node.device.host_bytes_per_s)
+    return replace(moved, cost=moved.cost + swap, host_bytes=kept)
 
 
 def broadcast(run: Run) -> Moved:
     """From trainers to engines on other devices, in buckets that pass along the engines."""
-    size = run.model.weight_bytes
-    seconds = engine_shard_bytes(run) / (run.costs.link_efficiency * run.node.network_bytes_per_s)
-    return Moved(cost=Cost(network_s=seconds), num_bytes=size * max(1, run.num_engines))
+    size = engine_shard_bytes(run)
+    seconds = size / (run.costs.link_efficiency * run.node.network_bytes_per_s)
+    engines = run.num_engines * run.generate.num_devices
+    return Moved(cost=Cost(network_s=seconds), num_bytes=size * engines)
 
 
 def through_storage(run: Run) -> Moved:
     """A checkpoint is written, and every engine reads it (AReaL v0.3)."""
-    size = run.model.weight_bytes
+    size = run.counts.weight_bytes
     seconds = run.costs.load_s + size / run.costs.load_bytes_per_s
     return Moved(cost=Cost(other_s=seconds), num_bytes=size * max(1, run.num_engines))
-
-
-def _gather_rate(run: Run) -> float:
-    inside = run.train.tp * run.train.pp <= run.node.num_devices
-    rate = run.node.link_bytes_per_s if inside else run.node.network_bytes_per_s
-    return run.costs.link_efficiency * rate

@@ -1,13 +1,13 @@
 """What a simulated run leaves: the trace and metric frames of a real one, and totals."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlkit.metrics import MetricLog
 from rlkit.sim import cost
 from rlkit.sim.engine import Engine
 from rlkit.sim.memory import Memory
-from rlkit.sim.work import Run
+from rlkit.sim.work import FITTED, SOURCED, Run
 from rlkit.trace import Span, Trace
 
 
@@ -177,7 +177,8 @@ class Simulation:
         )
 
     def __repr__(self) -> str:
-        what = f"{self.run.model.name} on {self.run.num_devices} {self.run.node.device.name}"
+        weights = f"{self.run.counts.parameters / 1e9:.1f}B weights"
+        what = f"{weights} on {self.run.num_devices} {self.run.node.device.name}"
         if self.out_of_memory:
             return f"Simulation({what}: out of memory, {self.out_of_memory})"
         return f"Simulation({what}: {self.step_s:.1f} s a step, {self.tokens_per_s:,.0f} tokens/s)"
@@ -192,3 +193,23 @@ def collect(run: Run, memory: Memory, out: Recorder | None, *, warm_up: int) -> 
             trace.add(span)
         log.records.extend(out.records)
     return Simulation(run, memory, log, trace, "" if out else memory.problem, warm_up)
+
+
+def constants(run: Run) -> Any:
+    """DataFrame of every number that a run takes on trust: name, value, kind, source.
+
+    Kinds: ``source``, a public one; ``fitted``, by ``rk.sim.fit`` or a study; ``assumed``.
+    """
+    import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+    rows: list[tuple[str, float, str, str]] = []
+    for part, item in (("device", run.node.device), ("node", run.node)):
+        for name, value in asdict(item).items():
+            if isinstance(value, float):
+                assumed = name in item.assumed
+                kind, source = ("assumed", "") if assumed else ("source", item.source)
+                rows.append((f"{part}.{name}", value, kind, source))
+    for name, value in asdict(run.costs).items():
+        kind = "fitted" if name in FITTED else "source" if name in SOURCED else "assumed"
+        rows.append((f"costs.{name}", value, kind, SOURCED.get(name, "")))
+    return pd.DataFrame(rows, columns=["name", "value", "kind", "source"])

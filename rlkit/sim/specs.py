@@ -1,15 +1,17 @@
-"""Devices, nodes, networks and models that a run is simulated on, each with its source.
+"""Devices, nodes and networks that a run is simulated on, each with its source; counts of a model.
 
 Rates are peaks that the vendor or the cited paper states; what share of them is reached is in
 ``rlkit.sim.cost.Costs``. ``assumed`` names the fields for which no public source was found.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+
+from rlkit.config import ModelSpec
 
 GB = 1e9
 CLOUDMATRIX = "arXiv 2506.12708 (CloudMatrix384), section 3.3, of one die of a two-die 910C"
 HOPPER = "NVIDIA H100 data sheet, SXM5, dense BF16"
-CONFIG = "config.json on the Hugging Face hub, "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,31 +55,24 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Model:
-    """What a cost needs to know of a decoder: counts of weights, and what a token keeps."""
+class Counts:
+    """What costs need to know of a decoder: its weights, and what a token keeps."""
 
-    name: str
-    """What reports call it."""
     parameters: float
     """All weights."""
-    active_parameters: float
-    """Weights a token passes through."""
-    expert_parameters: float = 0.0
+    expert_parameters: float
     """Weights of routed experts."""
-    num_experts: int = 1
-    """Routed experts a layer."""
-    experts_per_token: int = 1
-    """Of which a token uses these many."""
-    num_layers: int
-    """Decoder blocks."""
-    hidden_size: int
-    """Width of the residual stream."""
+    touched: float
+    """Share of a layer's experts that one token uses; 1 without experts."""
     attention_size: int
     """Query heads times their width."""
     kv_size: int
     """Numbers a layer keeps of a token: keys and values, or the latent of MLA."""
-    source: str
-    """Where the numbers are from."""
+
+    @property
+    def active_parameters(self) -> float:
+        """Weights a token passes through."""
+        return self.parameters - (1.0 - self.touched) * self.expert_parameters
 
     @property
     def weight_bytes(self) -> float:
@@ -89,14 +84,27 @@ class Model:
         """Of the weights every token uses, in BF16."""
         return 2.0 * (self.parameters - self.expert_parameters)
 
-    @property
-    def kv_bytes(self) -> float:
-        """Bytes a token keeps in the cache, in BF16."""
-        return 2.0 * self.num_layers * self.kv_size
-
     def expert_share(self, tokens: float) -> float:
         """Expected share of the experts that ``tokens`` tokens touch, routed evenly."""
-        return 1.0 - (1.0 - self.experts_per_token / self.num_experts) ** tokens
+        return 1.0 - (1.0 - self.touched) ** tokens
+
+
+@lru_cache(maxsize=64)
+def counts(model: ModelSpec) -> Counts:
+    """Counts of a shape."""
+    moe, mla = model.moe, model.mla
+    experts = 0
+    if moe:
+        experts = (model.num_layers - moe.num_dense_layers) * moe.num_experts
+        experts *= 3 * model.hidden_size * moe.intermediate_size
+    keys_values = 2 * model.num_kv_heads * model.head_dim
+    return Counts(
+        parameters=model.num_parameters,
+        expert_parameters=experts,
+        touched=moe.experts_per_token / moe.num_experts if moe else 1.0,
+        attention_size=model.num_heads * model.head_dim,
+        kv_size=mla.kv_lora_rank + mla.rope_head_dim if mla else keys_values,
+    )
 
 
 H100 = Device(
@@ -146,51 +154,3 @@ NODE_A3 = Node(
 )  # fmt: skip
 NODES = (NODE_A2, NODE_A3, NODE_H100, NODE_H800, NODE_H20)
 """Every node known."""
-
-QWEN25_1_5B = Model(
-    name="Qwen2.5-1.5B", parameters=1.544e9, active_parameters=1.544e9, num_layers=28,
-    hidden_size=1536, attention_size=1536, kv_size=512, source=CONFIG + "Qwen/Qwen2.5-1.5B",
-)  # fmt: skip
-QWEN25_7B = Model(
-    name="Qwen2.5-7B", parameters=7.616e9, active_parameters=7.616e9, num_layers=28,
-    hidden_size=3584, attention_size=3584, kv_size=1024, source=CONFIG + "Qwen/Qwen2.5-7B",
-)  # fmt: skip
-QWEN25_14B = Model(
-    name="Qwen2.5-14B", parameters=14.77e9, active_parameters=14.77e9, num_layers=48,
-    hidden_size=5120, attention_size=5120, kv_size=2048, source=CONFIG + "Qwen/Qwen2.5-14B",
-)  # fmt: skip
-QWEN25_32B = Model(
-    name="Qwen2.5-32B", parameters=32.76e9, active_parameters=32.76e9, num_layers=64,
-    hidden_size=5120, attention_size=5120, kv_size=2048, source=CONFIG + "Qwen/Qwen2.5-32B",
-)  # fmt: skip
-QWEN3_8B = Model(
-    name="Qwen3-8B", parameters=8.191e9, active_parameters=8.191e9, num_layers=36,
-    hidden_size=4096, attention_size=4096, kv_size=2048, source=CONFIG + "Qwen/Qwen3-8B",
-)  # fmt: skip
-QWEN3_32B = Model(
-    name="Qwen3-32B", parameters=32.76e9, active_parameters=32.76e9, num_layers=64,
-    hidden_size=5120, attention_size=8192, kv_size=2048, source=CONFIG + "Qwen/Qwen3-32B",
-)  # fmt: skip
-QWEN3_30B_A3B = Model(
-    name="Qwen3-30B-A3B", parameters=30.53e9, active_parameters=3.35e9,
-    expert_parameters=48 * 128 * 3 * 2048 * 768, num_experts=128, experts_per_token=8,
-    num_layers=48, hidden_size=2048, attention_size=4096, kv_size=1024,
-    source=CONFIG + "Qwen/Qwen3-30B-A3B",
-)  # fmt: skip
-QWEN3_235B_A22B = Model(
-    name="Qwen3-235B-A22B", parameters=235.1e9, active_parameters=22.2e9,
-    expert_parameters=94 * 128 * 3 * 4096 * 1536, num_experts=128, experts_per_token=8,
-    num_layers=94, hidden_size=4096, attention_size=8192, kv_size=1024,
-    source=CONFIG + "Qwen/Qwen3-235B-A22B",
-)  # fmt: skip
-DEEPSEEK_R1 = Model(
-    name="DeepSeek-R1-671B", parameters=671e9, active_parameters=37e9,
-    expert_parameters=58 * 256 * 3 * 7168 * 2048, num_experts=256, experts_per_token=8,
-    num_layers=61, hidden_size=7168, attention_size=128 * 192, kv_size=576,
-    source=CONFIG + "deepseek-ai/DeepSeek-R1; counts of arXiv 2412.19437, abstract",
-)  # fmt: skip
-MODELS = (
-    QWEN25_1_5B, QWEN25_7B, QWEN25_14B, QWEN25_32B, QWEN3_8B, QWEN3_32B, QWEN3_30B_A3B,
-    QWEN3_235B_A22B, DEEPSEEK_R1,
-)  # fmt: skip
-"""Every model known."""

@@ -102,19 +102,19 @@ def null(row: Row, plan: Plan, known: Sequence[tuple[Row, Plan]]) -> float:
 
     Tokens a second are proportional to devices over active weights. NaN if no row is like it.
     """
-    mine = plan.run.workload.sequences * plan.run.moments[0] * plan.run.model.active_parameters
+    mine = plan.run.workload.sequences * plan.run.moments[0] * plan.run.counts.active_parameters
     for names in (("system", "block", "metric"), ("system", "metric"), ("metric",)):
         like = [(r, p) for r, p in known if all(r.get(n) == row.get(n) for n in names)]
         if like:
             other, base = like[0]
             theirs = base.run.workload.sequences * base.run.moments[0]
-            theirs *= base.run.model.active_parameters
+            theirs *= base.run.counts.active_parameters
             if row["metric"].startswith("time/"):
                 work = mine / plan.run.num_devices / (theirs / base.run.num_devices)
             else:
                 each = row["metric"].endswith("_per_device")
                 ours, base_n = plan.run.num_devices, base.run.num_devices
-                work = base.run.model.active_parameters / plan.run.model.active_parameters
+                work = base.run.counts.active_parameters / plan.run.counts.active_parameters
                 work *= 1.0 if each else ours / base_n
             return float(other["value"]) * work
     return math.nan

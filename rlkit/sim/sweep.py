@@ -68,7 +68,7 @@ def _peak_bytes(found: Simulation) -> float:
 
 def splits(run: Run, schedule: Schedule, *, steps: int = 8, seed: int = 0) -> Any:
     """Every split of the devices into whole engines and whole trainers, the best first."""
-    engine, trainer = run.generate.num_devices, run.train.tp * run.train.pp
+    engine, trainer = run.generate.num_devices, run.train.num_devices
     counts = range(engine, run.num_devices, engine)
     counts = [count for count in counts if (run.num_devices - count) % trainer == 0]
     if not counts:
@@ -84,7 +84,7 @@ def layouts(run: Run, schedule: Schedule, *, steps: int = 4, seed: int = 0) -> A
 
     tp stays inside a node. Those that do not fit come last, with the reason.
     """
-    inside = _powers(run.node.num_devices)
+    inside = [tp for tp in _powers(run.node.num_devices) if run.model.num_heads % tp == 0]
     train = [
         Layout(tp=tp, pp=pp)
         for tp in inside

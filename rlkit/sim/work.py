@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlkit.config import Layout
-from rlkit.sim.specs import Model, Node
+from rlkit.config import Layout, ModelSpec
+from rlkit.sim.specs import Counts, Node, counts
 
 if TYPE_CHECKING:
     from rlkit.sim.moves import Move
@@ -107,7 +107,8 @@ class Workload:
 class Costs:
     """The software's rates, the same for every run of a fit.
 
-    ``FITTED`` names those that a fit may change; each of the others is assumed, and said so here.
+    ``FITTED`` names those that a fit may change, ``SOURCED`` those with a source; all others are
+    assumed. ``rk.sim.constants(run)`` lists them.
     """
 
     train_bytes_per_flop: float = 5.0e-3
@@ -129,7 +130,7 @@ class Costs:
     collective_s: float = 10e-6
     """Assumed. Latency of a collective inside a node."""
     memory_share: float = 0.8
-    """SGLang's memory fraction in AReaL's benchmark (legacy tag v0.3.1): weights and KV cache."""
+    """Share of a device's memory that an engine's weights and KV cache may fill."""
     load_s: float = 2.0
     """Assumed. Latency of a weight update through storage."""
     load_bytes_per_s: float = 2e9
@@ -137,7 +138,7 @@ class Costs:
     reward_s: float = 0.1
     """Assumed. Seconds until a finished response has its reward; rewards run side by side."""
     dock_bytes_per_s: float = 50e6
-    """Central store's rate, serialisation included: 0.04 to 0.05 GB/s, verl-project/verl#2847."""
+    """Rate of a store's process, serialisation included."""
     message_s: float = 1e-3
     """Assumed. Round trip of a metadata request."""
 
@@ -146,13 +147,18 @@ FITTED = (
     "train_bytes_per_flop", "decode_overhead_s", "trainer_s_per_sequence", "slow_software",
 )  # fmt: skip
 """Fields of ``Costs`` that a fit may change."""
+SOURCED = {
+    "memory_share": "AReaL's benchmark, legacy tag v0.3.1: SGLang's memory fraction",
+    "dock_bytes_per_s": "0.04 to 0.05 GB/s: verl-project/verl#2847",
+}
+"""Fields of ``Costs`` with a public source. All others are assumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A model trained on some devices: who generates, who trains, how each is cut."""
 
-    model: Model
+    model: ModelSpec
     node: Node
     num_devices: int
     """All devices."""
@@ -160,11 +166,9 @@ class Run:
     rollout_devices: int = 0
     """Devices that only generate; 0: all devices take turns at generating and training."""
     generate: Layout = field(default_factory=Layout)
-    """One engine. Its dp shares the experts of a mixture; whole engines follow from the devices."""
+    """One engine; how many there are follows from the devices."""
     train: Layout = field(default_factory=Layout)
-    """tp and pp of the trainer; its dp follows from the devices."""
-    train_ep: int = 1
-    """Devices that share a layer's experts in training."""
+    """The trainer; its dp follows from the devices."""
     sharded: bool = False
     """Weights, gradients and optimizer are cut over all trainers (FSDP, ZeRO-3)."""
     minibatches: int = 1
@@ -173,6 +177,8 @@ class Run:
     """Pieces in which the trainer takes a step's groups, each as soon as it is there."""
     micro_batch_tokens: int = 32_768
     """Packed tokens of a forward and backward."""
+    cache_bytes: float = 2.0
+    """Bytes of a number in the KV cache: 2 for BF16, 1 for FP8."""
     recompute: bool = True
     """Activations are computed again in the backward."""
     forwards: int = 1
@@ -195,6 +201,16 @@ class Run:
             raise ValueError(
                 f"chunks: got {self.chunks} for {self.workload.prompts} prompts, need a divisor."
             )
+
+    @property
+    def counts(self) -> Counts:
+        """Weights and cache of the model."""
+        return counts(self.model)
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes a token keeps in the cache."""
+        return self.cache_bytes * self.model.num_layers * self.counts.kv_size
 
     @property
     def shared(self) -> bool:

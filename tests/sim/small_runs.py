@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import rlkit.sim as sim
-from rlkit.config import Layout
+from rlkit.config import Layout, ModelSpec
 from rlkit.sim import specs
 
 LENGTHS = sim.Lengths(mean_tokens=1000, sigma=0.8, limit_tokens=8192)
@@ -13,7 +13,7 @@ WORKLOAD = sim.Workload(prompts=32, samples=4, prompt_tokens=100, lengths=LENGTH
 def small_run(**changes):
     """Qwen2.5-1.5B on 16 H100, 12 of which generate."""
     run = sim.Run(
-        model=specs.QWEN25_1_5B, node=specs.NODE_H100, num_devices=16, rollout_devices=12,
+        model=ModelSpec.qwen25_1_5b(), node=specs.NODE_H100, num_devices=16, rollout_devices=12,
         workload=WORKLOAD, train=Layout(pp=2), reshard=sim.broadcast,
     )  # fmt: skip
     return replace(run, **changes)

@@ -4,8 +4,7 @@ import pytest
 from small_runs import shared_run, small_run
 
 import rlkit.sim as sim
-from rlkit.config import Layout
-from rlkit.sim import specs
+from rlkit.config import Layout, ModelSpec
 
 ASYNC = sim.asynchronous(max_staleness=2)
 
@@ -34,7 +33,7 @@ def test_splits_leave_whole_trainers_and_engines_the_best_first():
 
 
 def test_layouts_that_do_not_fit_come_last_with_a_reason():
-    frame = sim.layouts(shared_run(model=specs.QWEN25_32B), sim.synchronous(), steps=1)
+    frame = sim.layouts(shared_run(model=ModelSpec.qwen25_32b()), sim.synchronous(), steps=1)
     fits = frame["out_of_memory"] == ""
     assert fits.iloc[0]
     assert not fits.iloc[-1]
@@ -55,4 +54,4 @@ def test_an_unknown_field_is_named():
 
 def test_too_few_devices_for_any_split_are_named():
     with pytest.raises(ValueError, match="splits: got 16 devices"):
-        sim.splits(small_run(generate=Layout(tp=16)), ASYNC)
+        sim.splits(small_run(generate=Layout(tp=4, dp=4)), ASYNC)
