@@ -5,12 +5,14 @@ fitted or assumed (``Costs``). The frames are those of a real run, so ``rk.viz``
 """
 
 from rlkit.sim import cost, memory, moves, specs
+from rlkit.sim.calibrate import fit
 from rlkit.sim.events import Loop, Schedule, asynchronous, one_step_off, synchronous
 from rlkit.sim.moves import (
     allgather_swap,
     broadcast,
     central,
     distributed,
+    fixed,
     naive,
     through_storage,
 )
@@ -33,6 +35,8 @@ __all__ = [
     "constants",
     "cost",
     "distributed",
+    "fit",
+    "fixed",
     "layouts",
     "memory",
     "moves",

@@ -89,7 +89,7 @@ def decode_step(run: Run, rows: float, context: float) -> Cost:
         compute_s=products_s + attention_s,
         memory_s=weights_s + cache_s,
         network_s=_layer_traffic_s(run, rows * cut.tp / devices, cut.tp, devices),
-        other_s=slow * costs.decode_overhead_s,
+        other_s=slow * (costs.decode_overhead_s + costs.decode_s_per_row * rows),
         # One kernel reads weights and multiplies; the attention's reads the cache and multiplies.
         hidden_s=min(weights_s, products_s) + min(cache_s, attention_s),
     )

@@ -26,6 +26,8 @@ class Engine:
         """Tokens in the cache."""
         self.stamp = 0
         """Counts changes, so that an event planned before one is known to be stale."""
+        self.slow = 1.0
+        """Factor on seconds, while other workers use the same cores; set after ``advance``."""
         self.busy_since_s = 0.0
         self.decoded = 0.0
         """Tokens generated so far."""
@@ -56,7 +58,8 @@ class Engine:
         if not self._ends:
             self.busy_since_s = max(now_s, self.clock_s)
         self._waiting.extend((length, group) for length in lengths)
-        self._stall(self._prefill_s * self._prompt + self._square_s * self._prompt**2)
+        read_s = self._prefill_s * self._prompt + self._square_s * self._prompt**2
+        self._stall(self.slow * read_s)
         self._fill()
 
     def next_end_s(self) -> float:
@@ -65,7 +68,8 @@ class Engine:
             return math.inf
         rows, steps = len(self._ends), max(0.0, self._ends[0][0] - self._steps)
         a_step = self._base(rows) + self._slope_s * self.context
-        return self.clock_s + steps * a_step + self._slope_s * rows * steps * steps / 2.0
+        seconds = steps * a_step + self._slope_s * rows * steps * steps / 2.0
+        return self.clock_s + self.slow * seconds
 
     def finish(self, now_s: float) -> list[tuple[int, float]]:
         """Groups and lengths of the rows that are done at ``now_s``."""
@@ -85,6 +89,7 @@ class Engine:
         rows = len(self._ends)
         mean = self.context / rows if rows else 0.0
         again_s = self._prefill_s * self.context + self._square_s * rows * mean * mean
+        again_s *= self.slow
         self._stall(load_s + again_s)
         return again_s
 
@@ -98,6 +103,7 @@ class Engine:
         rows = len(self._ends)
         if not rows:
             return
+        seconds /= self.slow
         a_step = self._base(rows) + self._slope_s * self.context
         grow = self._slope_s * rows
         if grow * seconds < TINY * a_step * a_step:

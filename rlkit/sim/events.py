@@ -6,14 +6,13 @@ the object that real asynchronous runs use.
 
 import heapq
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from rlkit.checks import whole
 from rlkit.schedule import StalenessRule
+from rlkit.sim.clock import Clock, Job
 from rlkit.sim.cost import logprobs, update
 from rlkit.sim.engine import Engine
 from rlkit.sim.memory import Memory
@@ -61,28 +60,6 @@ def asynchronous(
     )
 
 
-class Clock:
-    """Virtual seconds, and what happens when; of two events at one time the first planned."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
-
-    def at(self, time_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call at ``time_s``."""
-        self._count += 1
-        heapq.heappush(self._events, (time_s, self._count, call, args))
-
-    def step(self) -> bool:
-        """Run the next event; False if there is none."""
-        if not self._events:
-            return False
-        self.now_s, _, call, args = heapq.heappop(self._events)
-        call(*args)
-        return True
-
-
 @dataclass(slots=True)
 class Group:
     """A prompt's responses on their way."""
@@ -117,6 +94,7 @@ class Loop:
         self._groups: dict[int, Group] = {}
         self._ready: list[int] = []  # heap: the oldest group is trained first
         self._draining = self._training = False
+        self._job: Job | None = None
         self._quota = self._chunk = 0
         chunk_costs = replace(run.costs, trainer_s=run.costs.trainer_s / run.chunks)
         self._piece = replace(
@@ -160,6 +138,7 @@ class Loop:
             self.submitted += 1
         for where in touched:
             self._plan(where)
+        self._pace()
 
     def _plan(self, where: int) -> None:
         engine = self.engines[where]
@@ -181,6 +160,7 @@ class Loop:
                 self.clock.at(now_s + self.run.costs.reward_s, self._reward, number)
         if not engine.running:
             self.out.generated(where, engine, now_s, self.rule.version)
+            self._pace()
         self._plan(where)
 
     def _reward(self, number: int) -> None:
@@ -209,17 +189,40 @@ class Loop:
             "update": update(self._piece, tokens, squares, rows).seconds,
         }
         late = [self.rule.version - group.version for group in groups]
-        end_s = self.out.trained(self.clock.now_s, stages, tokens=tokens, rows=rows, late=late)
-        self.clock.at(end_s, self._trained)
+        facts = {"tokens": tokens, "rows": rows, "late": late}
+        self._job = job = Job(self.clock.now_s, stages, facts)
+        self.clock.at(job.pace(self.clock.now_s, 1.0), self._trained, job, job.stamp)
+        self._pace()
 
-    def _trained(self) -> None:
+    def _pace(self) -> None:
+        """Workers that share cores slow each other down while they are busy."""
+        share, now_s, job = self.run.costs.contention, self.clock.now_s, self._job
+        if not share:
+            return
+        busy = (job is not None) + sum(engine.running > 0 for engine in self.engines)
+        slow = 1.0 + share * max(0, busy - 1)
+        for where, engine in enumerate(self.engines):
+            if engine.slow != slow:
+                engine.advance(now_s)
+                engine.slow = slow
+                self._plan(where)
+        if job and job.slow != slow:
+            self.clock.at(job.pace(now_s, slow), self._trained, job, job.stamp)
+
+    def _trained(self, job: Job, stamp: int) -> None:
+        now_s = self.clock.now_s
+        if stamp != job.stamp:  # its pace has changed since
+            return
+        self._job = None
+        self.out.trained(job.start_s, job.stages(now_s), **job.facts)
+        self._pace()
         self._chunk = (self._chunk + 1) % self.run.chunks
         if self._chunk:
             self._training = False
             self._train()
             return
         self.rule = self.rule.advance()
-        now_s, moved_s = self.clock.now_s, self._reshard_s
+        moved_s = self._reshard_s
         if self.run.shared or self.schedule.interrupt:
             for where, engine in enumerate(self.engines):
                 self._load(where, engine, now_s)

@@ -7,7 +7,7 @@ from rlkit.metrics import MetricLog
 from rlkit.sim import cost
 from rlkit.sim.engine import Engine
 from rlkit.sim.memory import Memory
-from rlkit.sim.work import FITTED, SOURCED, Run
+from rlkit.sim.work import CALIBRATED, FITTED, SOURCED, Run
 from rlkit.trace import Span, Trace
 
 
@@ -48,12 +48,12 @@ class Recorder:
         self._span("reshard/kv_recompute", loaded_s, loaded_s + again_s, worker, facts)
 
     def trained(
-        self, now_s: float, stages: dict[str, float], *, tokens: float, rows: int, late: list[int]
-    ) -> float:
-        """The trainer takes a piece of a step: stages one after the other. Returns their end."""
-        self._add("generate", now_s - self._free_s)
-        self._span("wait/generate", self._free_s, now_s, "actor/0", {})
-        end_s = now_s
+        self, start_s: float, stages: dict[str, float], *, tokens: float, rows: int, late: list[int]
+    ) -> None:
+        """The trainer has taken a piece of a step: stages one after the other."""
+        self._add("generate", start_s - self._free_s)
+        self._span("wait/generate", self._free_s, start_s, "actor/0", {})
+        end_s = start_s
         for stage, seconds in stages.items():
             facts = {"tokens": int(tokens), "rows": rows, "look": "update"}
             self._span(stage, end_s, end_s + seconds, "actor/0", facts)
@@ -63,7 +63,6 @@ class Recorder:
         self._rows += rows
         self._late += late
         self._free_s = end_s
-        return end_s
 
     def stepped(self, now_s: float, moved_s: float, version: int) -> None:
         """A train step ends with the move of weights."""
@@ -210,6 +209,7 @@ def constants(run: Run) -> Any:
                 kind, source = ("assumed", "") if assumed else ("source", item.source)
                 rows.append((f"{part}.{name}", value, kind, source))
     for name, value in asdict(run.costs).items():
-        kind = "fitted" if name in FITTED else "source" if name in SOURCED else "assumed"
+        fitted = name in FITTED + CALIBRATED
+        kind = "fitted" if fitted else "source" if name in SOURCED else "assumed"
         rows.append((f"costs.{name}", value, kind, SOURCED.get(name, "")))
     return pd.DataFrame(rows, columns=["name", "value", "kind", "source"])

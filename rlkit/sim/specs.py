@@ -152,5 +152,14 @@ NODE_A3 = Node(
     device=A3_910C, num_devices=16, link_bytes_per_s=196 * GB, network_bytes_per_s=196 * GB,
     source=CLOUDMATRIX + ": all dies of the super pod share one plane of 196 GB/s a die",
 )  # fmt: skip
+NODE_CPU = Node(
+    device=Device(
+        name="CPU core", flops=10e9, memory_bytes=2e9, memory_bytes_per_s=10e9,
+        host_bytes_per_s=10e9, source="none: rk.sim.fit takes its rate from a trace",
+        assumed=("flops", "memory_bytes", "memory_bytes_per_s", "host_bytes_per_s"),
+    ),
+    num_devices=2, link_bytes_per_s=1 * GB, network_bytes_per_s=1 * GB,
+    source="none", assumed=("link_bytes_per_s", "network_bytes_per_s"),
+)  # fmt: skip
 NODES = (NODE_A2, NODE_A3, NODE_H100, NODE_H800, NODE_H20)
-"""Every node known."""
+"""Every node whose rates are published, or assumed from such."""

@@ -41,6 +41,14 @@ class Lengths:
                 "between 0 and 1."
             )
 
+    @classmethod
+    def of_median(
+        cls, median_tokens: float, *, sigma: float, limit_tokens: int, between: float = 0.5
+    ) -> "Lengths":
+        """By the median before the cut, in place of the mean after it."""
+        mean = _cut_mean(math.log(median_tokens), sigma, float(limit_tokens))
+        return cls(mean_tokens=mean, sigma=sigma, limit_tokens=limit_tokens, between=between)
+
     @property
     def log_mean(self) -> float:
         """Mean of the log length for which the mean after the cut is ``mean_tokens``."""
@@ -107,8 +115,8 @@ class Workload:
 class Costs:
     """The software's rates, the same for every run of a fit.
 
-    ``FITTED`` names those that a fit may change, ``SOURCED`` those with a source; all others are
-    assumed. ``rk.sim.constants(run)`` lists them.
+    ``FITTED`` names those that a study's fit changes, ``CALIBRATED`` those that only a trace tells
+    of, ``SOURCED`` those with a source; all others are assumed: ``rk.sim.constants(run)``.
     """
 
     train_bytes_per_flop: float = 5.0e-3
@@ -119,6 +127,11 @@ class Costs:
     """Fitted. A trainer's call's cost of a sequence, which more devices do not lower."""
     slow_software: float = 1.0
     """Fitted. Factor on seconds of compute and overhead on devices of the 910 family."""
+    decode_s_per_row: float = 0.0
+    """Calibrated. A decode step's cost of a row outside of the model: sampling, bookkeeping."""
+    contention: float = 0.0
+    """Calibrated. What each other busy worker adds to a worker's seconds, as a share of them: 0
+    where each has devices of its own, about 1 where they share one core."""
     matmul_efficiency: float = 0.7
     """Assumed. Share of the peak that large matrix products reach."""
     memory_efficiency: float = 0.7
@@ -147,6 +160,8 @@ FITTED = (
     "train_bytes_per_flop", "decode_overhead_s", "trainer_s_per_sequence", "slow_software",
 )  # fmt: skip
 """Fields of ``Costs`` that a fit may change."""
+CALIBRATED = ("decode_s_per_row", "contention")
+"""Fields of ``Costs`` that only a trace tells of (``rk.sim.fit``); 0 without one."""
 SOURCED = {
     "memory_share": "AReaL's benchmark, legacy tag v0.3.1: SGLang's memory fraction",
     "dock_bytes_per_s": "0.04 to 0.05 GB/s: verl-project/verl#2847",

@@ -10,7 +10,8 @@ from small_runs import WORKLOAD, shared_run, small_run
 
 import rlkit.sim as sim
 from rlkit.config import Layout
-from rlkit.sim.events import Clock, Loop
+from rlkit.sim.clock import Clock
+from rlkit.sim.events import Loop
 from rlkit.sim.memory import memory
 
 SCHEDULES = {

@@ -7,7 +7,7 @@ from small_runs import small_run
 
 from rlkit.config import ModelSpec
 from rlkit.sim import Costs, constants, specs
-from rlkit.sim.work import FITTED, SOURCED
+from rlkit.sim.work import CALIBRATED, FITTED, SOURCED
 
 R1 = specs.counts(ModelSpec.deepseek_r1_671b())
 
@@ -23,7 +23,9 @@ def test_nodes_have_a_source_and_name_what_is_assumed(node):
 def test_every_constant_of_a_run_is_fitted_assumed_or_has_a_source():
     frame = constants(small_run()).set_index("name")
     assert set(frame["kind"]) == {"fitted", "assumed", "source"}
-    assert set(frame.index[frame["kind"] == "fitted"]) == {f"costs.{name}" for name in FITTED}
+    assert set(frame.index[frame["kind"] == "fitted"]) == {
+        f"costs.{name}" for name in FITTED + CALIBRATED
+    }
     assert (frame.loc[frame["kind"] == "source", "source"].str.len() > 0).all()
     names = {item.name for item in fields(Costs)}
     assert {f"costs.{name}" for name in names} <= set(frame.index)
