@@ -39,6 +39,11 @@ def fit(trace: Any, run: Run, *, beside: Any = None) -> Run:
             )
     decode_s, row_s = _least_squares(_decoded(made, run), made)
     flop_s, sequence_s, step_s = _least_squares(_trained(trained, run), trained)
+    if not flop_s or not decode_s + row_s:
+        raise ValueError(
+            "fit: got spans whose seconds do not grow with their tokens, need some that do. The "
+            "machine was busy with other things, or the sizes are too close: trace a longer run."
+        )
     product_s = 2.0 * run.counts.active_parameters * flop_s
     costs = replace(
         run.costs, decode_overhead_s=decode_s, decode_s_per_row=max(0.0, row_s - product_s),
