@@ -17,7 +17,7 @@ from rlkit.sim.moves import (
     through_storage,
 )
 from rlkit.sim.result import Simulation, collect, constants
-from rlkit.sim.sweep import layouts, splits, stalenesses, sweep
+from rlkit.sim.sweep import change, layouts, splits, stalenesses, sweep
 from rlkit.sim.work import FITTED, Costs, Lengths, Run, Workload
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "asynchronous",
     "broadcast",
     "central",
+    "change",
     "constants",
     "cost",
     "distributed",

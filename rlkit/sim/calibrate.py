@@ -33,7 +33,7 @@ def fit(trace: Any, run: Run, *, beside: Any = None) -> Run:
     for name, part in (("generate", made), ("logprobs or update", trained)):
         if part["rows"].nunique() < 2:
             raise ValueError(
-                f"fit: got {name} spans of {sorted(part['rows'].unique())} rows, need two sizes or "
+                f"fit: got {name} spans of {sorted(part['rows'].unique().tolist())} rows, need two sizes or "
                 "more: a step's fixed seconds and those of a row look alike in one. Trace a run "
                 "with small and large batches."
             )

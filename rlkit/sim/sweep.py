@@ -15,6 +15,20 @@ from rlkit.sim.work import Run
 RUN, SCHEDULE = ({item.name for item in fields(cls)} for cls in (Run, Schedule))
 
 
+def change(run: Run, schedule: Schedule, **values: Any) -> tuple[Run, Schedule]:
+    """The run and the schedule with other values of some of their fields."""
+    unknown = sorted(set(values) - RUN - SCHEDULE)
+    if unknown:
+        known = RUN | SCHEDULE
+        raise ValueError(
+            f"change: got {unknown}, need fields of Run or Schedule: {', '.join(sorted(known))}."
+            f"{did_you_mean(unknown[0], known)}"
+        )
+    here = replace(run, **{name: value for name, value in values.items() if name in RUN})
+    order = replace(schedule, **{n: value for n, value in values.items() if n in SCHEDULE})
+    return here, order
+
+
 def sweep(
     run: Run,
     schedule: Schedule,
@@ -30,19 +44,10 @@ def sweep(
     """
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-    unknown = sorted(set(over) - RUN - SCHEDULE)
-    if unknown:
-        known = RUN | SCHEDULE
-        raise ValueError(
-            f"over: got {unknown}, need fields of Run or Schedule: {', '.join(sorted(known))}."
-            f"{did_you_mean(unknown[0], known)}"
-        )
     rows: list[dict[str, Any]] = []
     for values in product(*over.values()):
         point = dict(zip(over, values, strict=True))
-        here = replace(run, **{name: value for name, value in point.items() if name in RUN})
-        order = replace(schedule, **{n: value for n, value in point.items() if n in SCHEDULE})
-        rows.append(point | _outcome(here, order, steps=steps, seed=seed))
+        rows.append(point | _outcome(*change(run, schedule, **point), steps=steps, seed=seed))
     return pd.DataFrame(rows)
 
 
