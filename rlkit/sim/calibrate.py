@@ -31,11 +31,12 @@ def fit(trace: Any, run: Run, *, beside: Any = None) -> Run:
     spans = _spans(trace)
     made, trained = spans[spans["stage"] == "generate"], spans[spans["stage"].isin(TRAINED)]
     for name, part in (("generate", made), ("logprobs or update", trained)):
-        if part["rows"].nunique() < 2:
+        sizes = sorted(part["rows"].unique().tolist())
+        if len(sizes) < 2:
             raise ValueError(
-                f"fit: got {name} spans of {sorted(part['rows'].unique().tolist())} rows, need two sizes or "
-                "more: a step's fixed seconds and those of a row look alike in one. Trace a run "
-                "with small and large batches."
+                f"fit: got {name} spans of {sizes} rows, need two sizes or more: a step's fixed "
+                "seconds and those of a row look alike in one. Trace a run with small and large "
+                "batches."
             )
     decode_s, row_s = _least_squares(_decoded(made, run), made)
     flop_s, sequence_s, step_s = _least_squares(_trained(trained, run), trained)
