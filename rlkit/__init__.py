@@ -42,7 +42,7 @@ _NAMES = {
 _MODULES = (
     "algo", "backends", "batch", "checkpoint", "cluster", "config", "device", "dock", "engines",
     "exporters", "metrics", "models", "nb", "recipes", "record", "reshard", "rewards", "schedule",
-    "tasks", "trace", "viz", "workers",
+    "sim", "tasks", "trace", "viz", "workers",
 )  # fmt: skip
 
 __all__ = sorted([*_NAMES, *_MODULES, "__version__"])

@@ -81,6 +81,7 @@ _ROWS = (
     ("staleness/tail_steps", "steps", "train steps from a response's last token to its training"),
     ("staleness/token_mean_steps", "steps", "train steps from a token to its training, mean"),
     ("staleness/dropped_groups", "groups", "groups left out as too old, since the loop began"),
+    ("staleness/max_steps", "steps", "largest staleness of a step's tokens (simulated runs)"),
     ("time/step_s", "s", "wall time since the previous record"),
     ("time/generate_s", "s", "wall time of generation"),
     ("time/score_s", "s", "wall time of reward functions"),
@@ -91,6 +92,7 @@ _ROWS = (
     ("time/update_s", "s", "wall time of the actor's update"),
     ("time/reshard_s", "s", "wall time of moving weights to the engines"),
     ("time/evaluate_s", "s", "wall time of evaluation"),
+    ("time/dock_s", "s", "wall time of moving samples (simulated runs)"),
     ("time/checkpoint_s", "s", "wall time of saving or loading a checkpoint"),
     ("time/other_s", "s", "step time in none of the stages above"),
     (

@@ -154,12 +154,30 @@ class ModelSpec:
     # ---- published shapes: the config.json of these Hugging Face repositories ----
 
     @classmethod
+    def qwen25_1_5b(cls) -> "ModelSpec":
+        """Qwen/Qwen2.5-1.5B: 1.5 billion parameters, embeddings tied."""
+        return cls(
+            vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_layers=28,
+            num_heads=12, num_kv_heads=2, head_dim=128, max_positions=131072, rope_theta=1e6,
+            norm_eps=1e-6, tie_embeddings=True, qkv_bias=True, architecture="Qwen2ForCausalLM",
+        )  # fmt: skip
+
+    @classmethod
     def qwen25_7b(cls) -> "ModelSpec":
         """Qwen/Qwen2.5-7B: 7.6 billion parameters."""
         return cls(
             vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_layers=28,
             num_heads=28, num_kv_heads=4, head_dim=128, max_positions=131072, rope_theta=1e6,
             norm_eps=1e-6, qkv_bias=True, architecture="Qwen2ForCausalLM",
+        )  # fmt: skip
+
+    @classmethod
+    def qwen25_14b(cls) -> "ModelSpec":
+        """Qwen/Qwen2.5-14B: 14.8 billion parameters."""
+        return cls(
+            vocab_size=152064, hidden_size=5120, intermediate_size=13824, num_layers=48,
+            num_heads=40, num_kv_heads=8, head_dim=128, max_positions=131072, rope_theta=1e6,
+            norm_eps=1e-5, qkv_bias=True, architecture="Qwen2ForCausalLM",
         )  # fmt: skip
 
     @classmethod
@@ -181,6 +199,15 @@ class ModelSpec:
         )  # fmt: skip
 
     @classmethod
+    def qwen3_32b(cls) -> "ModelSpec":
+        """Qwen/Qwen3-32B: 32.8 billion parameters."""
+        return cls(
+            vocab_size=151936, hidden_size=5120, intermediate_size=25600, num_layers=64,
+            num_heads=64, num_kv_heads=8, head_dim=128, max_positions=40960, rope_theta=1e6,
+            norm_eps=1e-6, qk_norm=True, architecture="Qwen3ForCausalLM",
+        )  # fmt: skip
+
+    @classmethod
     def qwen3_30b_a3b(cls) -> "ModelSpec":
         """Qwen/Qwen3-30B-A3B: 30.5 billion parameters, 128 experts a layer."""
         return cls(
@@ -188,6 +215,16 @@ class ModelSpec:
             num_heads=32, num_kv_heads=4, head_dim=128, max_positions=40960, rope_theta=1e6,
             norm_eps=1e-6, qk_norm=True, architecture="Qwen3MoeForCausalLM",
             moe=MixtureOfExperts(num_experts=128, experts_per_token=8, intermediate_size=768),
+        )  # fmt: skip
+
+    @classmethod
+    def qwen3_235b_a22b(cls) -> "ModelSpec":
+        """Qwen/Qwen3-235B-A22B: 235 billion parameters, 128 experts a layer."""
+        return cls(
+            vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_layers=94,
+            num_heads=64, num_kv_heads=4, head_dim=128, max_positions=40960, rope_theta=1e6,
+            norm_eps=1e-6, qk_norm=True, architecture="Qwen3MoeForCausalLM",
+            moe=MixtureOfExperts(num_experts=128, experts_per_token=8, intermediate_size=1536),
         )  # fmt: skip
 
     @classmethod

@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "recipes": WHOLE | {"checkpoint"},
     "nb": BASE,
     "experiment": BASE | {"record"},
-    "sim": {"config", "types", "metrics", "schedule", "dock.traffic"} | PLAN,
+    "sim": {"checks", "config", "types", "metrics", "trace", "schedule", "dock.traffic"} | PLAN,
     "viz": {"checks", "glossary", "trace"},  # test_import.py: neither torch nor ray
 }
 

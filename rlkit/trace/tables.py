@@ -26,7 +26,7 @@ def frame_of(spans: Sequence[Span]) -> "pd.DataFrame":
         memory = [getattr(span, moment) or {} for span in spans]
         for category in (*CATEGORIES, "residual", "allocated"):
             sizes = [each.get(category, 0 if each else None) for each in memory]
-            if any(sizes):
+            if any(sizes) or (category == "residual" and any(memory)):
                 columns[f"{moment}/{category}_bytes"] = pd.array(sizes, dtype="Int64")
     return pd.DataFrame(columns)
 

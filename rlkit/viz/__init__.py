@@ -10,6 +10,7 @@ from rlkit.viz.phases import plot_phases
 from rlkit.viz.style import PHASE_COLOURS, ROLE_COLOURS, use_style
 from rlkit.viz.timeline import plot_timeline
 from rlkit.viz.tokens import TokenView, show_tokens
+from rlkit.viz.what_if import WhatIf
 
 __all__ = [
     "PHASE_COLOURS",
@@ -17,6 +18,7 @@ __all__ = [
     "Dashboard",
     "DockView",
     "TokenView",
+    "WhatIf",
     "loss_summary",
     "plot_dock",
     "plot_losses",

@@ -1,0 +1,84 @@
+"""Bytes of a device by category while it generates and while it trains; too many is a result."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlkit.sim.moves import engine_shard_bytes, train_shard_bytes
+from rlkit.sim.work import Run
+
+GIB = 2.0**30
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by phase and category, what a device has, and how many rows an engine's cache holds."""
+
+    generate: dict[str, float]
+    update: dict[str, float]
+    limit_bytes: float
+    max_rows: int
+    """Sequences that one engine runs at once."""
+
+    @property
+    def problem(self) -> str:
+        """Why the run does not fit: phase, need and limit; empty if it does."""
+        for phase, parts in (("generate", self.generate), ("update", self.update)):
+            total = sum(size for name, size in parts.items() if name != "host_swap")
+            if total > self.limit_bytes:
+                return (
+                    f"{phase}: {total / GIB:.1f} GiB of {self.limit_bytes / GIB:.1f} GiB, "
+                    f"{max(parts, key=parts.__getitem__)} the most"
+                )
+        return "" if self.max_rows else "generate: no room for the cache of one sequence"
+
+    def frame(self) -> Any:
+        """DataFrame of phase, category and bytes: ``rk.viz.plot_memory`` draws it."""
+        import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
+
+        phases = {"generate": self.generate, "update": self.update}
+        rows = [(p, c, size) for p, parts in phases.items() for c, size in parts.items() if size]
+        return pd.DataFrame(rows, columns=["phase", "category", "bytes"])
+
+
+def memory(run: Run) -> Memory:
+    """What one device holds: an engine's when it generates, a trainer's when it trains.
+
+    BF16 weights, FP32 gradients, 12 bytes a weight of optimizer state over the data-parallel ranks
+    (Rajbhandari et al., 2020, ZeRO-1), a hidden state a layer and token where activations are
+    computed again, else 34 of them (Korthikanti et al., 2022, without the attention's scores).
+    """
+    model, device = run.model, run.node.device
+    moved = run.reshard(run) if run.reshard else None
+    weights = engine_shard_bytes(run)
+    kept = moved.kept_bytes if run.shared and moved else 0.0
+    share = run.costs.memory_share * device.memory_bytes - weights - kept
+    devices = run.generate.num_devices
+    context = _running_context(run)
+    rows = max(0, int(share * devices / (run.kv_bytes * context)))
+    most = -(-run.workload.sequences // max(1, run.num_engines))
+    used = max(0.0, min(share, most * run.kv_bytes * context / devices))
+    generate = {"weights": weights + kept, "kv_cache": used}
+    if run.shared and moved:
+        generate["host_swap"] = moved.host_bytes
+    shard, dp = train_shard_bytes(run), max(1, run.train_dp)
+    spread_over = run.train.pp * run.train.ep * run.train.tp_of_experts
+    experts = 2.0 * run.counts.expert_parameters / spread_over
+    expert_dp = max(1, run.train_devices // spread_over)
+    spread = shard if run.sharded else (shard - experts) / dp + experts / expert_dp
+    layers = model.num_layers / run.train.pp
+    hidden = 2.0 * model.hidden_size * run.micro_batch_tokens / run.train.tp
+    kept_layers = (layers + 34 / 2) if run.recompute else layers * 34 / 2
+    update = {
+        "weights": shard,
+        "gradients": 2.0 * shard,
+        "optimizer": 6.0 * spread,
+        "activations": hidden * kept_layers,
+    }
+    fits = rows if run.num_engines and run.train_dp else 0
+    return Memory(generate, update, device.memory_bytes, fits)
+
+
+def _running_context(run: Run) -> float:
+    """Mean tokens that a running sequence holds: long ones run longer, half done on average."""
+    mean, square = run.workload.lengths.moments()
+    return run.workload.prompt_tokens + square / (2.0 * mean)

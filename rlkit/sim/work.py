@@ -1,0 +1,255 @@
+"""What is simulated: the workload, the software's rates, and a run on some devices."""
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlkit.config import Layout, ModelSpec
+from rlkit.sim.specs import Counts, Node, counts
+
+if TYPE_CHECKING:
+    from rlkit.sim.moves import Move
+
+MEAN_STEPS = 60  # of the bisection for the log-mean: 2^-60 of the range
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lengths:
+    """Response lengths: lognormal, cut at the limit (a response that long ends there)."""
+
+    mean_tokens: float
+    """Mean after the cut."""
+    sigma: float
+    """Standard deviation of the log length before the cut: how long the tail is."""
+    limit_tokens: int
+    """Longest response."""
+    between: float = 0.5
+    """Share of the log variance that lies between prompts; the rest is within a group."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.mean_tokens < self.limit_tokens:
+            raise ValueError(
+                f"mean_tokens: got {self.mean_tokens}, need 1 or more and less than limit_tokens="
+                f"{self.limit_tokens}."
+            )
+        if not self.sigma > 0 or not 0 <= self.between <= 1:
+            raise ValueError(
+                f"got sigma={self.sigma}, between={self.between}; need a sigma above 0 and a share "
+                "between 0 and 1."
+            )
+
+    @classmethod
+    def of_median(
+        cls, median_tokens: float, *, sigma: float, limit_tokens: int, between: float = 0.5
+    ) -> "Lengths":
+        """By the median before the cut, in place of the mean after it."""
+        mean = _cut_mean(math.log(median_tokens), sigma, float(limit_tokens))
+        return cls(mean_tokens=mean, sigma=sigma, limit_tokens=limit_tokens, between=between)
+
+    @property
+    def log_mean(self) -> float:
+        """Mean of the log length for which the mean after the cut is ``mean_tokens``."""
+        return _log_mean(self.mean_tokens, self.sigma, float(self.limit_tokens))
+
+    def cut(self, limit_tokens: int) -> "Lengths":
+        """The same responses under another limit."""
+        mean = _cut_mean(self.log_mean, self.sigma, float(limit_tokens))
+        return replace(self, limit_tokens=limit_tokens, mean_tokens=mean)
+
+    def draw(self, rng: np.random.Generator, groups: int, samples: int) -> np.ndarray:
+        """Lengths [groups, samples] in tokens."""
+        shared = rng.standard_normal((groups, 1)) * math.sqrt(self.between)
+        own = rng.standard_normal((groups, samples)) * math.sqrt(1 - self.between)
+        lengths = np.exp(self.log_mean + self.sigma * (shared + own))
+        return np.clip(lengths, 1, self.limit_tokens)
+
+    def moments(self) -> tuple[float, float]:
+        """Mean of the length and of its square: that of X^2 is the mean of another lognormal."""
+        square = _cut_mean(2 * self.log_mean, 2 * self.sigma, float(self.limit_tokens) ** 2)
+        return self.mean_tokens, square
+
+
+def _cdf(x: float) -> float:
+    return 0.5 * (1 + math.erf(x / math.sqrt(2)))
+
+
+def _cut_mean(mu: float, sigma: float, limit: float) -> float:
+    """E[min(X, limit)] of a lognormal X."""
+    z = (math.log(limit) - mu) / sigma
+    return math.exp(mu + sigma**2 / 2) * _cdf(z - sigma) + limit * (1 - _cdf(z))
+
+
+@lru_cache(maxsize=4096)
+def _log_mean(mean: float, sigma: float, limit: float) -> float:
+    """Bisection: the mean after the cut grows with the log-mean."""
+    low, high = math.log(mean) - sigma**2 - 5, math.log(limit) + 8 * sigma
+    for _ in range(MEAN_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _cut_mean(middle, sigma, limit) < mean else (low, middle)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """What one train step consumes."""
+
+    prompts: int
+    """Groups a step."""
+    samples: int
+    """Responses a prompt."""
+    prompt_tokens: int
+    """Mean length of a prompt."""
+    lengths: Lengths
+    """Of responses."""
+
+    @property
+    def sequences(self) -> int:
+        """Responses a step."""
+        return self.prompts * self.samples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """The software's rates, the same for every run of a fit.
+
+    ``FITTED`` names those that a study's fit changes, ``CALIBRATED`` those that only a trace tells
+    of, ``SOURCED`` those with a source; all others are assumed: ``rk.sim.constants(run)``.
+    """
+
+    train_bytes_per_flop: float = 5.0e-3
+    """Fitted. Memory traffic of training beside its matrix products, which it does not overlap."""
+    decode_overhead_s: float = 6.0e-3
+    """Fitted. Scheduler, sampler and launches of one decode step."""
+    trainer_s_per_sequence: float = 5.0e-3
+    """Fitted. A trainer's call's cost of a sequence, which more devices do not lower."""
+    slow_software: float = 1.0
+    """Fitted. Factor on seconds of compute and overhead on devices of the 910 family."""
+    decode_s_per_row: float = 0.0
+    """Calibrated. A decode step's cost of a row outside of the model: sampling, bookkeeping."""
+    contention: float = 0.0
+    """Calibrated. What each other busy worker adds to a worker's seconds, as a share of them: 0
+    where each has devices of its own, about 1 where they share one core."""
+    matmul_efficiency: float = 0.7
+    """Assumed. Share of the peak that large matrix products reach."""
+    memory_efficiency: float = 0.7
+    """Assumed. Share of the memory bandwidth that reads reach."""
+    link_efficiency: float = 0.7
+    """Assumed. Share of a link's bandwidth that collectives reach."""
+    trainer_s: float = 5.0
+    """Assumed. Trainer's cost of a step, whatever its size."""
+    collective_s: float = 10e-6
+    """Assumed. Latency of a collective inside a node."""
+    memory_share: float = 0.8
+    """Share of a device's memory that an engine's weights and KV cache may fill."""
+    load_s: float = 2.0
+    """Assumed. Latency of a weight update through storage."""
+    load_bytes_per_s: float = 2e9
+    """Assumed. Rate at which an engine reads weights from storage."""
+    reward_s: float = 0.1
+    """Assumed. Seconds until a finished response has its reward; rewards run side by side."""
+    dock_bytes_per_s: float = 50e6
+    """Rate of a store's process, serialisation included."""
+    message_s: float = 1e-3
+    """Assumed. Round trip of a metadata request."""
+
+
+FITTED = (
+    "train_bytes_per_flop", "decode_overhead_s", "trainer_s_per_sequence", "slow_software",
+)  # fmt: skip
+"""Fields of ``Costs`` that a fit may change."""
+CALIBRATED = ("decode_s_per_row", "contention")
+"""Fields of ``Costs`` that only a trace tells of (``rk.sim.fit``); 0 without one."""
+SOURCED = {
+    "memory_share": "AReaL's benchmark, legacy tag v0.3.1: SGLang's memory fraction",
+    "dock_bytes_per_s": "0.04 to 0.05 GB/s: verl-project/verl#2847",
+}
+"""Fields of ``Costs`` with a public source. All others are assumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A model trained on some devices: who generates, who trains, how each is cut."""
+
+    model: ModelSpec
+    node: Node
+    num_devices: int
+    """All devices."""
+    workload: Workload
+    rollout_devices: int = 0
+    """Devices that only generate; 0: all devices take turns at generating and training."""
+    generate: Layout = field(default_factory=Layout)
+    """One engine; how many there are follows from the devices."""
+    train: Layout = field(default_factory=Layout)
+    """The trainer; its dp follows from the devices."""
+    sharded: bool = False
+    """Weights, gradients and optimizer are cut over all trainers (FSDP, ZeRO-3)."""
+    minibatches: int = 1
+    """Optimizer steps a train step."""
+    chunks: int = 1
+    """Pieces in which the trainer takes a step's groups, each as soon as it is there."""
+    micro_batch_tokens: int = 32_768
+    """Packed tokens of a forward and backward."""
+    cache_bytes: float = 2.0
+    """Bytes of a number in the KV cache: 2 for BF16, 1 for FP8."""
+    recompute: bool = True
+    """Activations are computed again in the backward."""
+    forwards: int = 1
+    """Forward passes of the trainer a step: proximal and reference logprobs."""
+    trained_share: float = 1.0
+    """Groups trained of those generated: below 1 under dynamic sampling."""
+    dock: "Move | None" = None
+    """How samples travel; None: no cost."""
+    reshard: "Move | None" = None
+    """How weights travel; None: no cost."""
+    costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rollout_devices < self.num_devices:
+            raise ValueError(
+                f"rollout_devices: got {self.rollout_devices} of {self.num_devices} devices, need "
+                "at least one that trains; 0 shares all of them."
+            )
+        if self.workload.prompts % self.chunks:
+            raise ValueError(
+                f"chunks: got {self.chunks} for {self.workload.prompts} prompts, need a divisor."
+            )
+
+    @property
+    def counts(self) -> Counts:
+        """Weights and cache of the model."""
+        return counts(self.model)
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes a token keeps in the cache."""
+        return self.cache_bytes * self.model.num_layers * self.counts.kv_size
+
+    @property
+    def shared(self) -> bool:
+        """Whether the same devices generate and train."""
+        return self.rollout_devices == 0
+
+    @property
+    def train_devices(self) -> int:
+        """Devices that train."""
+        return self.num_devices - self.rollout_devices
+
+    @property
+    def num_engines(self) -> int:
+        """Whole engines on the generating devices; 0 if not one fits."""
+        return (self.rollout_devices or self.num_devices) // self.generate.num_devices
+
+    @property
+    def train_dp(self) -> int:
+        """Data-parallel ranks of the trainer; 0 if not one fits."""
+        return self.train_devices // (self.train.tp * self.train.pp)
+
+    @cached_property
+    def moments(self) -> tuple[float, float]:
+        """Mean prompt + response tokens of a sequence, and the mean of their square."""
+        mean, square = self.workload.lengths.moments()
+        prompt = self.workload.prompt_tokens
+        return mean + prompt, square + 2 * prompt * mean + prompt**2

@@ -1,0 +1,148 @@
+"""Schedules on a virtual clock: what each keeps, and that samples are neither lost nor doubled."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_runs import WORKLOAD, shared_run, small_run
+
+import rlkit.sim as sim
+from rlkit.config import Layout
+from rlkit.sim.clock import Clock
+from rlkit.sim.events import Loop
+from rlkit.sim.memory import memory
+
+SCHEDULES = {
+    "synchronous": sim.synchronous(),
+    "one_step_off": sim.one_step_off(),
+    "asynchronous": sim.asynchronous(max_staleness=2),
+    "waiting": sim.asynchronous(max_staleness=2, interrupt=False),
+    "share": sim.asynchronous(max_staleness=0.5),
+}
+
+
+def played(run, schedule, *, steps=6, seed=0):
+    loop = Loop(run, schedule, memory(run), seed=seed)
+    return loop, loop.play(steps)
+
+
+def test_events_come_in_order_and_equal_times_as_planned():
+    seen, clock = [], Clock()
+    for time_s, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
+        clock.at(time_s, seen.append, name)
+    while clock.step():
+        pass
+    assert seen == ["a", "b", "c"]
+    assert clock.now_s == 2.0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_the_same_seed_gives_the_same_frames(schedule):
+    one, two, other = (
+        sim.simulate(small_run(), schedule, steps=4, seed=seed) for seed in (1, 1, 2)
+    )
+    assert one.frame().equals(two.frame())
+    assert one.trace.frame().equals(two.trace.frame())
+    assert not one.frame().equals(other.frame())
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_every_group_is_running_ready_trained_or_dropped(schedule):
+    loop, out = played(small_run(trained_share=0.7), schedule)
+    rule = loop.rule
+    assert loop.submitted == rule.running + rule.accepted + rule.dropped
+    assert out.trained_rows == rule.version * WORKLOAD.sequences
+    assert len(loop._ready) + rule.version * WORKLOAD.prompts <= rule.accepted
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 4), st.booleans(), st.integers(0, 99))
+def test_work_in_flight_never_exceeds_the_bound(max_staleness, interrupt, seed):
+    run, most = small_run(), 0
+    schedule = sim.asynchronous(max_staleness=max_staleness, interrupt=interrupt)
+    loop = Loop(run, schedule, memory(run), seed=seed)
+    loop._submit()
+    while loop.rule.version < 4 and loop.clock.step():
+        untrained = loop.rule.accepted - loop.rule.version * WORKLOAD.prompts
+        most = max(most, loop.rule.running + untrained)
+    assert most <= (max_staleness + 1) * WORKLOAD.prompts
+
+
+def test_synchronous_samples_are_never_stale():
+    for run in (small_run(), shared_run()):
+        frame = sim.simulate(run, sim.synchronous(), steps=4).frame()
+        assert (frame["staleness/max_steps"] == 0).all()
+
+
+def test_one_step_off_is_one_step_behind_after_the_first():
+    frame = sim.simulate(small_run(), sim.one_step_off(), steps=5).frame()
+    assert frame["staleness/max_steps"].tolist() == [0, 1, 1, 1, 1]
+
+
+def test_more_staleness_is_quicker_until_the_trainer_is_busy_all_the_time():
+    seconds = [
+        sim.simulate(small_run(), sim.asynchronous(max_staleness=most), steps=12).step_s
+        for most in (0, 1, 4)
+    ]
+    assert seconds[0] > 1.2 * seconds[1]
+    assert seconds[1] >= 0.98 * seconds[2]
+
+
+def test_finishing_before_weights_are_loaded_costs_time_where_generation_is_the_bottleneck():
+    run = small_run(rollout_devices=4, train=Layout())
+    waits, stops = (
+        sim.simulate(run, sim.asynchronous(max_staleness=2, interrupt=stop), steps=10).step_s
+        for stop in (False, True)
+    )
+    assert waits > stops
+
+
+def test_a_trainer_that_takes_pieces_starts_earlier():
+    whole, pieces = (
+        sim.simulate(small_run(chunks=chunks), sim.asynchronous(max_staleness=0), steps=4).step_s
+        for chunks in (1, 4)
+    )
+    assert pieces < whole
+
+
+def test_devices_that_take_turns_cannot_run_asynchronously():
+    with pytest.raises(ValueError, match="rollout_devices: got 0 with"):
+        sim.simulate(shared_run(), sim.asynchronous(max_staleness=1))
+
+
+def test_no_bound_at_all_is_refused():
+    with pytest.raises(ValueError, match="max_staleness: got inf without max_running"):
+        sim.asynchronous(max_staleness=math.inf)
+
+
+def test_without_a_bound_on_staleness_groups_that_run_are_bounded():
+    schedule = sim.asynchronous(max_staleness=math.inf, max_running=8)
+    loop, _ = played(small_run(), schedule, steps=3)
+    assert loop.rule.running <= 8
+
+
+def test_filtered_groups_are_generated_again():
+    kept = sim.simulate(small_run(), sim.synchronous(), steps=3)
+    half = sim.simulate(small_run(trained_share=0.5), sim.synchronous(), steps=3)
+    assert half.mean("time/generate_s") > kept.mean("time/generate_s")
+
+
+def test_no_step_is_quicker_than_its_stages_lower_bounds():
+    from rlkit.sim import cost
+
+    run = small_run()
+    found = sim.simulate(run, sim.asynchronous(max_staleness=2), steps=8)
+    tokens, squares = (WORKLOAD.sequences * each for each in run.moments)
+    floor_s = cost.update(run, 0.5 * tokens, 0.5 * squares, WORKLOAD.sequences).lower_s
+    assert (found.frame()["time/step_s"] > floor_s).all()
+
+
+def test_384_devices_are_simulated_at_full_scale():
+    """Four steps here; a hundred of them are a minute's work at most."""
+    work = replace(WORKLOAD, prompts=512, samples=16)
+    run = small_run(num_devices=384, rollout_devices=288, workload=work)
+    found = sim.simulate(run, sim.asynchronous(max_staleness=1), steps=4)
+    assert found.run.num_engines == 288
+    assert found.step_s > 0
