@@ -69,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 BIG = {"ray", "vllm", "vllm_ascend", "megatron", "torch_npu", "mindspeed"}
 BIG_ALLOWED = {"cluster", "dock", "engines", "backends", "device"}
-DEVICE_FILES = {"rlkit.device", "rlkit.backends.megatron_cpu"}
+DEVICE_FILES = {"rlkit.device", "rlkit.backends.megatron_cpu", "rlkit.engines.vllm_settings"}
 KINDS = "cuda|npu|nccl|hccl|ascend"  # kinds of device, and what belongs to one kind
 DEVICE_WORD = re.compile(  # not in input, nor in ascending
     rf"(?<![A-Za-z])(?i:{KINDS})(?![a-z])|(?<![A-Z])(?:{KINDS.upper()})(?![A-Z])"

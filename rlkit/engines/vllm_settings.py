@@ -39,6 +39,7 @@ def arguments(kind: str, *, dtype: torch.dtype, max_rows: int, max_len: int) -> 
         "skip_tokenizer_init": True,  # ids in, ids out
         "logprobs_mode": "processed_logprobs",  # at the sampling temperature
         "enable_prefix_caching": True,  # a group's prompt is computed once
+        "async_scheduling": False,  # what a step returns was sampled in it
         "disable_log_stats": True,
     }
     if kind == "cpu":

@@ -40,10 +40,7 @@ def staleness_metrics(batch: Any, *, version: int) -> dict[str, float]:
             ages.append([float(age[0]), float(age[-1]), float(age.mean())] if len(age) else None)
         return ages
 
-    names = ("head", "tail", "token_mean")
+    names = ("staleness/head_steps", "staleness/tail_steps", "staleness/token_mean_steps")
     found = batch.apply(staleness, "token_version", "response_mask").load().values
     rows = [ages for ages in found if ages is not None]
-    return {
-        f"staleness/{name}_steps": sum(ages[i] for ages in rows) / max(1, len(rows))
-        for i, name in enumerate(names)
-    }
+    return {name: sum(ages[i] for ages in rows) / max(1, len(rows)) for i, name in enumerate(names)}
