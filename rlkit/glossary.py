@@ -31,6 +31,7 @@ _ROWS = (
     ("reward/num_timeouts", "", "responses whose reward, or a part of it, ran out of time"),
     ("reward/num_errors", "", "responses whose reward is an error, or has a part that is"),
     ("eval/accuracy", "", "share of held-out responses judged right"),
+    ("eval/pass_at_k", "1", "probability that one of k responses to a held-out prompt is right"),
     ("eval/num_failed", "", "held-out responses that could not be judged, in no mean"),
     ("response/length_mean_tokens", "tokens", "mean response length"),
     (

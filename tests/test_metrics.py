@@ -391,7 +391,9 @@ def test_every_metric_of_the_glossary_is_written_by_a_recipe_or_an_algorithm(tmp
         written |= {name for record in log.records for name in record}
     package = Path(rlkit.__file__).parent
     writers = [
-        p for room in ("algo", "rewards", "schedule", "sim") for p in (package / room).rglob("*.py")
+        p
+        for room in ("algo", "rewards", "schedule", "sim", "tasks")
+        for p in (package / room).rglob("*.py")
     ]
     assert GLOSSARY.keys() <= written.union(*map(metric_names, writers))
 

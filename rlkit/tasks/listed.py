@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlkit.models.tokenizer import Tokenizer
-from rlkit.tasks.task import Task
+from rlkit.tasks.task import Task, is_held_out
 
 Pairs = Sequence[tuple[str, str]]
 """(prompt, answer) each."""
@@ -76,3 +76,13 @@ def from_list(
     return ListedTask(
         name, training, held_out=held_out, verify=verify, seed=seed, tokenizer=tokenizer
     )
+
+
+def split_tenth(pairs: Pairs) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """(training, held out): every tenth prompt by a hash of its text, so equal prompts stay
+    together.
+    """
+    training, held_out = [], []
+    for pair in pairs:
+        (held_out if is_held_out(pair[0]) else training).append(pair)
+    return training, held_out

@@ -11,6 +11,7 @@ import torch
 
 from rlkit import trace
 from rlkit.batch import Batch
+from rlkit.checks import whole
 from rlkit.functions import source_of, unwrapped
 from rlkit.rewards import Combined
 from rlkit.rewards.combine import weighted_sum
@@ -133,13 +134,17 @@ def evaluate(
     n: int = 1,
     temperature: float = 0.0,
     max_new_tokens: int | None = None,
+    k: int | None = None,
 ) -> dict[str, float]:
-    """Mean of ``verify`` over ``n`` responses to each held-out prompt, as ``eval/accuracy``.
+    """Mean of ``verify`` over ``n`` responses to each held-out prompt, as ``eval/accuracy`` (which
+    others call mean@n); with ``k`` also ``eval/pass_at_k``, see ``pass_at_k``.
 
     Verdicts that are not finite are in no mean; ``eval/num_failed`` counts them.
     Greedy by default. Each call draws the same samples of a prompt (common random numbers), so two
     calls differ by the policy alone, and there may be any number of them.
     """
+    if k is not None and not 1 <= whole("k", k) <= n:
+        raise ValueError(f"evaluate: got k={k} of n={n} responses, need 1 to n of them.")
     prompts = prompts.fresh()
     with trace.labelled("evaluate"):
         more = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
@@ -147,4 +152,23 @@ def evaluate(
         values = score(verify, batch).load().tensor
     valid = values[values.isfinite()]
     accuracy = float(valid.mean()) if len(valid) else math.nan
-    return {"eval/accuracy": accuracy, "eval/num_failed": len(values) - len(valid)}
+    found = {"eval/accuracy": accuracy, "eval/num_failed": len(values) - len(valid)}
+    if k is not None:
+        found["eval/pass_at_k"] = pass_at_k(values.view(-1, n), k)
+    return found
+
+
+def pass_at_k(verdicts: torch.Tensor, k: int) -> float:
+    """Probability that one of ``k`` responses is right, a verdict of at least 1; mean over prompts.
+
+    verdicts [P, n], n >= k. Without bias from n samples, c of them right: 1 − C(n−c, k) / C(n, k)
+    (Chen et al., 2107.03374, 2021). Verdicts that are not finite don't count among the n; prompts
+    with fewer than k left are in no mean. NaN without prompts.
+    """
+    chances = []
+    for row in verdicts:
+        row = row[row.isfinite()]
+        num, wrong = len(row), int((row < 1).sum())
+        if num >= k:
+            chances.append(1 - math.comb(wrong, k) / math.comb(num, k))
+    return sum(chances) / len(chances) if chances else math.nan

@@ -26,6 +26,11 @@ Sample = Callable[[random.Random], tuple[str, str]]
 """rng -> (prompt, answer)."""
 
 
+def is_held_out(prompt: str) -> bool:
+    """Whether a prompt is never trained on, by a hash of its text."""
+    return zlib.crc32(prompt.encode()) % HELD_OUT == 0
+
+
 class Task:
     """Prompts drawn by ``sample``; item ``i`` of a split depends on the seed and ``i`` alone."""
 
@@ -47,7 +52,7 @@ class Task:
         rng = random.Random(f"{self.name}/{self.seed}/{held_out}/{index}")
         for _ in range(10_000):
             prompt, answer = self.sample(rng)
-            if (zlib.crc32(prompt.encode()) % HELD_OUT == 0) == held_out:
+            if is_held_out(prompt) == held_out:
                 return prompt, answer
         raise ValueError(
             f"{self.name}: found no {'held-out' if held_out else 'training'} prompt in 10,000 "
