@@ -80,7 +80,7 @@ def test_bad_rows_are_named_by_line(tmp_path, row, said):
 
 def test_text_that_is_no_utf8_is_named_by_line(tmp_path):
     path = tmp_path / "latin.jsonl"
-    path.write_bytes(b'{"prompt": "a", "answer": "b"}\n{"prompt": "caf\xe9", "answer": "b"}\n')
+    path.write_bytes(b'{"prompt": "a", "answer": "b"}\n{"prompt": "na\xefve", "answer": "b"}\n')
     with pytest.raises(ValueError, match=r"line 2: .*utf-8"):
         rk.tasks.from_jsonl(path, verify=exact_match)
 
