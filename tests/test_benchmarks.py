@@ -40,4 +40,4 @@ def test_long_tailed_lengths_are_a_prompts_own():
 
 def test_the_controllers_calls_are_timed_each():
     spent = load("dock").controller_ms(2, samplers.in_order)
-    assert list(spent) == ["notice", "get", "places by node", "ack", "forget"]
+    assert list(spent) == ["notice", "get", "places by node", "ack", "forget", "in all"]
