@@ -1,5 +1,6 @@
 """Clusters of several raylets on this machine, and what a batch costs on them."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -61,7 +62,10 @@ def raylets(num: int, *, tries: int = 4) -> Any:
 
 
 def on_cluster(num_nodes: int, config: flow.FlowConfig) -> pd.DataFrame:
-    """Tidy rows of both docks and all batch sizes, measured and with emulated links."""
+    """Tidy rows of both docks and all batch sizes, measured and with emulated links.
+
+    The docks take turns in going first, since the second finds memory that the first has touched.
+    """
     found, start = [], 0
     with cluster_of(num_nodes) as cluster:
         group = cluster.spawn(flow.Station, n=num_nodes)
@@ -71,21 +75,22 @@ def on_cluster(num_nodes: int, config: flow.FlowConfig) -> pd.DataFrame:
         wires = {node: wire.remote() for node in places}
         assert len(wires) == num_nodes, "a station a node"
         most = [config.most_rows] if num_nodes <= config.few_nodes else []
-        for central in (False, True):
-            dock = cluster.dock(graph=GRPO, central=central, timeout_s=300)
-            for rows in sorted({*config.rows, *most}):
-                for turn in range(config.repeats + 1):
-                    for source, links in (("measured", None), ("emulated", wires)):
-                        if num_nodes == 1 and links:
-                            continue  # nothing leaves the node
-                        uids = start + np.arange(rows)
-                        start += rows
-                        facts = flow.one_batch(dock, group, uids, config, links)
-                        if turn:
-                            found += tidy(facts, source, dock, num_nodes, rows, turn - 1)
-            dock.transport.close()
+        docks = [cluster.dock(graph=GRPO, central=c, timeout_s=300) for c in (False, True)]
+        kinds = {"measured": None} | ({"emulated": wires} if num_nodes > 1 else {})
+        batches = itertools.product(
+            sorted({*config.rows, *most}), range(config.repeats + 1), kinds.items()
+        )
+        for rows, turn, (source, links) in batches:
+            for dock in docks if turn % 2 else reversed(docks):
+                uids = start + np.arange(rows)
+                start += rows
+                facts = flow.one_batch(dock, group, uids, config, links)
+                if turn:  # the first warms up
+                    found += tidy(facts, source, dock, num_nodes, rows, turn - 1)
         memory = {"memory_gib": flow.memory_gib()}
-        found += tidy(memory, "measured", dock, num_nodes, max(config.rows), 0)
+        for dock in docks:
+            found += tidy(memory, "measured", dock, num_nodes, max(config.rows), 0)
+            dock.transport.close()
         print(f"{num_nodes} nodes: {memory['memory_gib']:.1f} GiB")
     return pd.DataFrame(found)
 
