@@ -116,7 +116,7 @@ class RolloutFeed:
         for lane in dead:
             if lane.group.lost:
                 logger.warning("%s is started again: %s", lane.group.name, lane.group.lost)
-                lane.group.respawn()
+                lane.group._transport.respawn()
         sync()
         with self._lock:
             for lane in dead:

@@ -45,8 +45,6 @@ class Transport(Answers, Protocol):
 
     facts: list[dict[str, Any]]
     """What is known of each worker since it started."""
-    lost: str
-    """Why no call can succeed before a respawn; empty while all is well."""
 
     def build(self) -> None:
         """Make the workers."""
@@ -75,6 +73,11 @@ class Transport(Answers, Protocol):
     @property
     def processes(self) -> tuple[Any, ...]:
         """Identity of the processes."""
+        ...
+
+    @property
+    def lost(self) -> str:
+        """Why no call can succeed before a respawn; empty while all is well."""
         ...
 
 
@@ -245,11 +248,6 @@ class WorkerGroup:
         kwargs = {key: outgoing(value, self._store) for key, value in kwargs.items()}
         stage = trace.label(stage_of(method, name))
         return self._transport.start(name, args, kwargs, stage, next(_calls)), batch
-
-    def respawn(self) -> None:
-        """What ``cluster.respawn(group)`` does."""
-        self._transport.check_open("respawn")
-        self._transport.respawn()
 
     def frame(self) -> Any:
         """DataFrame, a row a worker: name, rank, device, node, process id."""

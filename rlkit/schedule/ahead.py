@@ -1,7 +1,7 @@
 """Schedules that generate ahead of training: one step, or as far as a bound on staleness allows."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -60,7 +60,7 @@ def asynchronous(
     executor: Executor | None = None,
     *,
     rule: StalenessRule,
-) -> Iterator[Record]:
+) -> Generator[Record, None, None]:
     """Generation never waits for training, training only for enough finished groups (AReaL,
     2505.24298).
 

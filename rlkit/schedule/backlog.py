@@ -34,11 +34,11 @@ class Backlog:
         """Prepared groups, not yet in the hands of the trainer."""
         self.changed = threading.Condition()
         """Hold it to look at what is here."""
-        self._queue(unfinished)
+        if unfinished is not None:
+            self._queue(unfinished)
 
     def _queue(self, prompts: Any) -> None:
-        rows = range(0 if prompts is None else len(prompts))
-        self._waiting.extend(prompts.select([row]) for row in rows)
+        self._waiting.extend(prompts.select([row]) for row in range(len(prompts)))
 
     def begin(self) -> Any:
         """The next prompt, from now on being generated; None after the last."""
