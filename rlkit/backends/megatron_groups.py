@@ -80,12 +80,9 @@ def from_last_stage(value: list[Any]) -> list[Any]:
 
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return value
-    found = [value]
-    torch.distributed.broadcast_object_list(
-        found,
-        src=parallel_state.get_pipeline_model_parallel_last_rank(),
-        group=parallel_state.get_pipeline_model_parallel_group(),
-    )
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
+    last, found = parallel_state.get_pipeline_model_parallel_last_rank(), [value]
+    torch.distributed.broadcast_object_list(found, src=last, group=group)
     return found[0]
 
 
