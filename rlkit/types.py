@@ -99,7 +99,11 @@ class Engine(Protocol):
 
 
 class Backend(Protocol):
-    """Runs a model forward and backward over packed rows."""
+    """Runs a model forward and backward over packed rows.
+
+    One that cuts the model over ranks also has ``forward_all`` and ``forward_backward_all``, which
+    take the micro-batches of a step at once, and its ``state_dict`` is called on all ranks.
+    """
 
     def forward(self, batch: "Batch", *, entropy: bool = False) -> "tuple[Rows, Rows | None]":
         """Logprobs (and entropies) of the response tokens; of a critic their values."""

@@ -54,6 +54,23 @@ def on_device(method: Any) -> Any:
     return patched
 
 
+def together(method: Any) -> Any:
+    """Begin a method when all ranks are there, and let nothing interrupt it.
+
+    Megatron's collectives can't be stopped: a rank that went alone, while another failed before or
+    was interrupted, would wait for it in vain. The worker's barrier can.
+    """
+
+    @functools.wraps(method)
+    def met(self: "MegatronBackend", *args: Any, **kwargs: Any) -> Any:
+        if self._peers is not None:
+            self._peers.barrier()
+        with shield:
+            return method(self, *args, **kwargs)
+
+    return met
+
+
 class MegatronBackend:
     """Trains a policy cut over the ranks of ``context.layout``; the same numbers as TorchBackend.
 
@@ -80,7 +97,7 @@ class MegatronBackend:
         self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
         self.layout: Layout = getattr(context, "layout", Layout(dp=1))
         self.spec, self.options = model.spec, options or MegatronOptions()
-        self.num_steps = 0
+        self.num_steps, self._peers = 0, getattr(context, "collective", None)
         check_model(self.spec, self.layout, self.options, kind=self.device.type)
         megatron_cpu.prepare(self.device)
         self._build(context)
@@ -104,6 +121,7 @@ class MegatronBackend:
         """``forward_all`` of one batch."""
         return self.forward_all([batch], entropy=entropy)[0]
 
+    @together
     @on_device
     def forward_all(
         self, batches: Sequence[Batch], *, entropy: bool = False
@@ -128,6 +146,7 @@ class MegatronBackend:
         """``forward_backward_all`` of one micro-batch."""
         return self.forward_backward_all([batch], loss_fn)[0]
 
+    @together
     @on_device
     def forward_backward_all(
         self, batches: Sequence[Batch], loss_fn: LossFn
@@ -152,11 +171,12 @@ class MegatronBackend:
         kept = self.stage.run(batches, use, train=True)
         if any_rank(bool(errors), self.device):
             self.zero_grad()
-            raise errors[0] if errors else PeerError("the loss raised an error on another rank.")
+            raise errors[0] if errors else PeerError("loss_fn: it raised an error on another rank.")
         return from_last_stage(kept)
 
     # ---- the optimizer ----
 
+    @together
     @on_device
     def step(self) -> dict[str, float]:
         """One AdamW step on the gradients summed over micro-batches and ranks, clipped by their
@@ -167,10 +187,9 @@ class MegatronBackend:
         norm = reduced_norm(self.stage.model, self.optimizer)
         rate = self.lr * self.optim.lr_schedule(self.num_steps)
         if math.isfinite(norm):
-            with shield:  # weights and moments change whole or not at all
-                most = self.optim.max_grad_norm
-                update(self.optimizer, rate=rate, norm=norm, max_norm=most)
-                self.num_steps += 1
+            most = self.optim.max_grad_norm
+            update(self.optimizer, rate=rate, norm=norm, max_norm=most)
+            self.num_steps += 1
         else:
             logger.warning("gradient norm is %s: optimizer step skipped, weights unchanged", norm)
         self.zero_grad()
@@ -208,6 +227,7 @@ class MegatronBackend:
         """This rank's tensors, as the form ``rlkit.reshard.megatron`` names them; not copied."""
         return dict(self._tensors)
 
+    @together
     def state_dict(self) -> dict[str, Tensor]:
         """Whole weights by Hugging Face name, copies in host memory; all ranks call it."""
         return self._weights.gather(self._tensors, broadcast)
@@ -218,6 +238,7 @@ class MegatronBackend:
         self._weights.spread(weights, self._tensors)
         self.optimizer.reload_model_params()
 
+    @together
     def optimizer_state(self) -> dict[str, Tensor]:
         """What AdamW keeps of each whole weight, as ``what/weight``, as TorchBackend has it; all
         ranks call it.

@@ -124,7 +124,8 @@ def _mend_experts() -> None:
     def to_cpu(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
         return tensor.numpy() if isinstance(tensor, torch.Tensor) and as_numpy else tensor
 
-    for module in (moe_utils, token_dispatcher):
+    modules: tuple[Any, ...] = moe_utils, token_dispatcher
+    for module in modules:
         module.maybe_move_tensor_to_cpu = to_cpu
     if not hasattr(moe_utils, "te_general_gemm"):  # only TransformerEngine's import defines it
-        moe_utils.te_general_gemm = None
+        modules[0].te_general_gemm = None

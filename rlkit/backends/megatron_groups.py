@@ -19,7 +19,7 @@ def open_groups(layout: Layout, context: Any, device: torch.device) -> None:
     import torch.distributed as dist
     from megatron.core import parallel_state
 
-    sizes = _sizes(layout)
+    sizes, timeout_s = _sizes(layout), getattr(context, "timeout_s", 600.0)
     if parallel_state.model_parallel_is_initialized():
         _check_same(sizes)
         return
@@ -29,18 +29,19 @@ def open_groups(layout: Layout, context: Any, device: torch.device) -> None:
             store=_store(context),
             rank=getattr(context, "rank", 0),
             world_size=layout.num_devices,
-            timeout=timedelta(seconds=getattr(context, "timeout_s", 600.0)),
+            timeout=timedelta(seconds=timeout_s),
         )
     if dist.get_world_size() != layout.num_devices:
         raise ValueError(
             f"MegatronBackend: got {dist.get_world_size()} ranks for {layout.short()}, need "
-            f"{layout.num_devices}. Pass spawn the layout, and no n."
+            f"{layout.num_devices}. Start as many processes as the layout has devices."
         )
     parallel_state.initialize_model_parallel(
         *sizes[:2],
         context_parallel_size=layout.cp,
         expert_model_parallel_size=sizes[2],
         expert_tensor_parallel_size=sizes[3],
+        distributed_timeout_minutes=timeout_s / 60,  # type: ignore[arg-type]
         order=layout.rank_order,
         create_gloo_process_groups=False,
     )
@@ -80,12 +81,9 @@ def from_last_stage(value: list[Any]) -> list[Any]:
 
     if parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return value
-    found = [value]
-    torch.distributed.broadcast_object_list(
-        found,
-        src=parallel_state.get_pipeline_model_parallel_last_rank(),
-        group=parallel_state.get_pipeline_model_parallel_group(),
-    )
+    group: Any = parallel_state.get_pipeline_model_parallel_group()
+    last, found = parallel_state.get_pipeline_model_parallel_last_rank(), [value]
+    torch.distributed.broadcast_object_list(found, src=last, group=group)
     return found[0]
 
 

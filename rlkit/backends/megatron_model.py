@@ -139,27 +139,10 @@ def make_model(spec: ModelSpec, config: Any, *, vocab_rows: int) -> nn.Module:
     """This rank's stage of the model, weights not set."""
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.transformer.transformer_block import (
-        TransformerBlockSubmodules,
-        get_num_layers_to_build,
-    )
 
-    layer = get_gpt_layer_local_spec(
-        num_experts=spec.moe and spec.moe.num_experts,
-        qk_layernorm=spec.qk_norm,
-        normalization="RMSNorm",
-    )
-    parts = layer.submodules
-    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
-    attention = parts.self_attention.submodules
-    attention.core_attention = CoreAttention
-    if spec.qk_norm:
-        attention.q_layernorm = attention.k_layernorm = Norm
-    stage = parallel_state.get_pipeline_model_parallel_rank()
     model = GPTModel(
         config,
-        TransformerBlockSubmodules([layer] * get_num_layers_to_build(config, None, stage), Norm),
+        _layers(spec, config),
         vocab_rows,
         spec.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -174,6 +157,29 @@ def make_model(spec: ModelSpec, config: Any, *, vocab_rows: int) -> nn.Module:
         model.output_layer.sequence_parallel = False
         model.output_layer.allreduce_dgrad = config.tensor_model_parallel_size > 1
     return model
+
+
+def _layers(spec: ModelSpec, config: Any) -> Any:
+    """What this rank's stage is built of."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.transformer import transformer_block
+
+    block: Any = transformer_block
+    layer: Any = get_gpt_layer_local_spec(
+        num_experts=spec.moe and spec.moe.num_experts,
+        qk_layernorm=spec.qk_norm,
+        normalization="RMSNorm",
+    )
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = Norm
+    attention = parts.self_attention.submodules
+    attention.core_attention = CoreAttention
+    if spec.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = Norm
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    num = block.get_num_layers_to_build(config, None, stage)
+    return block.TransformerBlockSubmodules([layer] * num, Norm)
 
 
 def _mark_cut(model: nn.Module) -> None:

@@ -97,7 +97,7 @@ class Stage:
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
 
-        group = parallel_state.get_tensor_model_parallel_group()
+        group: Any = parallel_state.get_tensor_model_parallel_group()
         ranks = Ranks(
             first=group.rank() * logits.shape[1],
             vocab_size=self.spec.vocab_size,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlkit.config import ModelSpec
+from rlkit.config import MixtureOfExperts, ModelSpec
 from rlkit.models.decoder import Critic, Decoder
 from rlkit.models.tokenizer import CharTokenizer, Tokenizer, from_folder
 
@@ -20,8 +20,15 @@ ARCHITECTURES = {
     "LlamaForCausalLM": {},
     "Qwen2ForCausalLM": {"qkv_bias": True},
     "Qwen3ForCausalLM": {"qk_norm": True},
+    "Qwen3MoeForCausalLM": {"qk_norm": True},
 }
-"""Architectures the decoder computes, with what each adds to Llama's."""
+"""Architectures with what each adds to Llama's; the decoder computes those without experts."""
+EXPERTS = {
+    "num_experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "intermediate_size": "moe_intermediate_size",
+}
+"""Fields of MixtureOfExperts by their names in a ``config.json``."""
 
 
 class Pretrained:
@@ -99,7 +106,7 @@ def load_weights(decoder: Decoder, weights: Mapping[str, Tensor]) -> None:
 
 
 def load(folder: str | os.PathLike[str]) -> Pretrained:
-    """Read a Hugging Face checkpoint folder (Llama, Qwen2, Qwen3; safetensors only)."""
+    """Read a Hugging Face checkpoint folder (Llama, Qwen2, Qwen3, Qwen3-MoE; safetensors only)."""
     folder = Path(folder)
     config = _read_json(folder / "config.json")
     spec = spec_from_hf(config)
@@ -154,6 +161,7 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         norm_eps=config.get("rms_norm_eps", 1e-6),
         tie_embeddings=config.get("tie_word_embeddings", False),
         architecture=name,
+        moe=_experts(config) if "Moe" in name else None,
         **ARCHITECTURES[name],
     )
 
@@ -182,6 +190,18 @@ def _check_computed(config: Mapping[str, Any], *, biased: bool) -> None:
         raise ValueError("use_sliding_window: got true, need full attention in every layer.")
 
 
+def _experts(config: Mapping[str, Any]) -> MixtureOfExperts:
+    """Experts of a ``config.json``; ValueError for a router or layers that backends leave out."""
+    need = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    odd = {name: config[name] for name in need if config.get(name, need[name]) != need[name]}
+    if odd or "norm_topk_prob" not in config:  # its default is False
+        raise ValueError(
+            f"experts: got {odd or 'no norm_topk_prob'}, need weights of the experts that add up "
+            f"to 1, in every layer: {need}."
+        )
+    return MixtureOfExperts(**{ours: config[theirs] for ours, theirs in EXPERTS.items()})
+
+
 def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return config.get("rope_parameters") or config.get("rope_scaling") or {}
 
@@ -189,16 +209,23 @@ def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def spec_to_hf(spec: ModelSpec, tokenizer: Tokenizer, *, dtype: str) -> dict[str, Any]:
     """Content of ``config.json`` for a spec."""
     more = ARCHITECTURES.get(spec.architecture, {})
-    for name in ("qkv_bias", "qk_norm"):
+    for name in ("qkv_bias", "qk_norm", "moe"):
         got, need = getattr(spec, name), more.get(name, False)
+        if name == "moe":
+            got, need = got is not None, "Moe" in spec.architecture
         if got != need:
             raise ValueError(
                 f"ModelSpec.{name}: got {got}, need {need} for {spec.architecture}: a checkpoint "
                 f"says it by its architecture, one of {sorted(ARCHITECTURES)}."
             )
-    return {
+    experts: dict[str, Any] = {}
+    if spec.moe is not None:
+        experts = {theirs: getattr(spec.moe, ours) for ours, theirs in EXPERTS.items()}
+        experts |= {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    model_type = spec.architecture.removesuffix("ForCausalLM").replace("Moe", "_moe").lower()
+    return experts | {
         "architectures": [spec.architecture],
-        "model_type": spec.architecture.removesuffix("ForCausalLM").lower(),
+        "model_type": model_type,
         "vocab_size": spec.vocab_size,
         "hidden_size": spec.hidden_size,
         "intermediate_size": spec.intermediate_size,

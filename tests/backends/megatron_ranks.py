@@ -114,7 +114,8 @@ def train(backend, batch: rk.Batch) -> dict:
 
 def context_of(layout: Layout, rank: int, store, name: str) -> rk.WorkerContext:
     size = layout.num_devices
-    peers = SimpleNamespace(store=torch.distributed.PrefixStore(name, store))
+    store = torch.distributed.PrefixStore(name, store)
+    peers = SimpleNamespace(store=store, barrier=lambda: None)
     return rk.WorkerContext.at(rank, size, layout, collective=peers, timeout_s=60)
 
 

@@ -72,33 +72,17 @@ def test_two_backends_share_a_process(alone):
     assert torch.equal(one.forward(make_batch())[0].tensor, first)
 
 
-def test_experts_are_those_of_transformers(alone):
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+def test_experts_are_those_of_transformers(alone, tmp_path):
+    from transformers import AutoModelForCausalLM
 
-    model = expert_model()
-    spec, moe = model.spec, model.spec.moe
-    config = Qwen3MoeConfig(
-        vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, num_experts=moe.num_experts,
-        intermediate_size=spec.intermediate_size, num_hidden_layers=spec.num_layers,
-        num_attention_heads=spec.num_heads, num_key_value_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim, moe_intermediate_size=moe.intermediate_size, norm_topk_prob=True,
-        num_experts_per_tok=moe.experts_per_token, rope_theta=spec.rope_theta,
-        rms_norm_eps=spec.norm_eps, tie_word_embeddings=False, decoder_sparse_step=1,
-    )  # fmt: skip
-    oracle = Qwen3MoeForCausalLM(config).float().eval()
-    state = dict(model.weights)
-    for layer in range(spec.num_layers):  # transformers 5 stacks them when it loads a checkpoint
-        prefix = f"model.layers.{layer}.mlp.experts."
-        take = lambda e, part, prefix=prefix: state.pop(f"{prefix}{e}.{part}_proj.weight")
-        gates = [torch.cat([take(e, "gate"), take(e, "up")]) for e in range(moe.num_experts)]
-        state[f"{prefix}gate_up_proj"] = torch.stack(gates)
-        state[f"{prefix}down_proj"] = torch.stack([take(e, "down") for e in range(moe.num_experts)])
-    oracle.load_state_dict(state)
+    folder = expert_model().save(tmp_path / "experts")
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompt, response = [11, 12, 13], [14, 15, 16, 17]
     with torch.no_grad():
         logits = oracle(torch.tensor([prompt + response])).logits[0]
     expected = logits.log_softmax(-1)[2:-1].gather(1, torch.tensor(response)[:, None])[:, 0]
-    found = alone(model).forward(rows((prompt, response)))[0].tensor
+    backend = alone(rk.models.load(folder))
+    found = backend.forward(rows((prompt, response)))[0].tensor
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
 

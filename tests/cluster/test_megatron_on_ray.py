@@ -79,6 +79,20 @@ def test_a_loss_that_fails_keeps_its_type_and_the_actor_goes_on(actor):
     assert actor.update(batch, loss_fn=loss_fn)["actor/version"] == version + 1
 
 
+def test_a_rank_that_fails_before_its_peers_leaves_none_waiting(ray_cluster):
+    layout = rk.Layout(dp=2)
+    group = ray_cluster.spawn(
+        rk.ActorWorker, make_model(), backend=rk.MegatronBackend, layout=layout, name="pair"
+    )
+    batch = make_batch()
+    advantages = batch["advantages"]
+    advantages[3, 0] = float("nan")  # a row of one of the two ranks
+    batch["advantages"] = advantages
+    with pytest.raises(ValueError, match="advantages: got nan in the row of uid 3"):
+        group.submit.update(batch, loss_fn=loss_fn).result(timeout_s=60)
+    assert group.update(make_batch(), loss_fn=loss_fn)["actor/version"] == 1
+
+
 def test_a_worker_that_cuts_nothing_refuses_a_layout(ray_cluster):
     for worker in (rk.ActorWorker, rk.RolloutWorker):
         with pytest.raises(ValueError, match=r"got layout TP2, need one that leaves the model"):

@@ -132,6 +132,15 @@ def test_a_config_that_is_not_json_is_named(tmp_path):
         ({"use_sliding_window": True}, "sliding"),
         ({"hidden_size": None}, "hidden_size"),
         ({"head_dim": 5}, "need an even number"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "experts: got no norm_topk_prob"),
+        (
+            {
+                "architectures": ["Qwen3MoeForCausalLM"],
+                "norm_topk_prob": True,
+                "decoder_sparse_step": 2,
+            },
+            "got {'decoder_sparse_step': 2}, need weights of the experts that add up",
+        ),
     ],
 )
 def test_a_config_the_decoder_does_not_compute_is_an_error(changes, message, tmp_path):
@@ -177,6 +186,17 @@ def test_weights_that_do_not_fit_change_nothing():
 def test_a_spec_that_its_architecture_can_not_hold_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match="qkv_bias: got True, need False for LlamaForCausalLM"):
         make_model(qkv_bias=True).save(tmp_path)
+
+
+def test_experts_are_saved_and_loaded_but_the_decoder_computes_none(tmp_path):
+    moe = rk.config.MixtureOfExperts(num_experts=4, experts_per_token=2, intermediate_size=6)
+    spec = make_spec(architecture="Qwen3MoeForCausalLM", qk_norm=True, moe=moe)
+    weights = {"lm_head.weight": torch.ones(2, 2)}
+    model = rk.models.Pretrained(spec, make_model().tokenizer, weights)
+    loaded = rk.models.load(model.save(tmp_path))
+    assert loaded.spec == spec
+    with pytest.raises(ValueError, match="need a dense one"):
+        loaded.build()
 
 
 def test_a_folder_without_eos_is_an_error(tmp_path):
