@@ -44,7 +44,7 @@ rk.viz.use_style()
 # from `experiments/fit.toml`.
 
 # %%
-lengths = sim.Lengths(mean_tokens=9076, sigma=1.1, limit_tokens=27_648)
+lengths = sim.Lengths(mean_tokens=9076, sigma=1.01, limit_tokens=27_648)
 run = sim.Run(
     model=rk.ModelSpec.qwen25_1_5b(),
     node=specs.NODE_H800,
@@ -55,7 +55,7 @@ run = sim.Run(
     minibatches=4,
     reshard=sim.through_storage,
     costs=sim.Costs(
-        train_bytes_per_flop=3.55e-3, decode_overhead_s=5.71e-3, trainer_s_per_sequence=4.82e-3
+        train_bytes_per_flop=4.65e-3, decode_overhead_s=6.64e-3, trainer_s_per_sequence=3.26e-3
     ),
 )
 found = sim.simulate(run, sim.asynchronous(max_staleness=4), steps=8)
