@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parent
 FIT = ROOT / "fit.toml"
 STUDIES = ("070_mindspeed_rl", "071_areal", "072_verl_async")
 NULL = "null model"
-START = Parameters(slow_software=3.0, dapo_tokens=900.0, code_tokens=15_000.0, sigma=1.0)
 
 
 def read_fit() -> dict:
@@ -109,11 +108,11 @@ def run_fit(
     names: tuple[str, ...] = tuple(BOUNDS),
     *,
     without: str = "",
-    rounds: int = 6,
-    start: Parameters = START,
+    rounds: int = 4,
 ) -> Parameters:
-    """The fit over the cells of fit.toml, ``without`` one study."""
+    """The fit over the cells of fit.toml, ``without`` one study, from the parameters there."""
     plan, chosen = read_fit(), []
+    start = Parameters(**plan["parameters"])
     for study in STUDIES:
         build = build_of(study)
         wanted = () if study == without else plan["fit"][study]
@@ -149,11 +148,10 @@ def without() -> pd.DataFrame:
     Parameters that only this study tells of keep the common fit's values.
     """
     plan, frames = read_fit(), []
-    common = Parameters(**plan["parameters"])
     own = {"071_areal": ("code_tokens", "areal_scale"), "072_verl_async": ("dapo_tokens",)}
     for study, fixed in own.items():
         names = tuple(name for name in BOUNDS if name not in fixed)
-        found = run_fit(names, without=study, rounds=3, start=common)
+        found = run_fit(names, without=study, rounds=3)
         print(study, found)
         frames.append(predicted(study, found, plan))
     return scores(pd.concat(frames))

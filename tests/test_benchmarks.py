@@ -41,3 +41,10 @@ def test_long_tailed_lengths_are_a_prompts_own():
 def test_the_controllers_calls_are_timed_each():
     spent = load("dock").controller_ms(2, samplers.in_order)
     assert list(spent) == ["notice", "get", "places by node", "ack", "forget", "in all"]
+
+
+def test_simulated_runs_of_384_devices_fit_their_memory():
+    from rlkit import sim
+
+    for run, schedule in load("simulate").runs(384).values():
+        assert sim.simulate(run, schedule, steps=1).out_of_memory == ""

@@ -19,7 +19,8 @@ def table(results: pd.DataFrame) -> str:
     """The README's table: a row a run; measured rates are all tokens over all seconds."""
     rows = []
     seen = {case.name for case in laptop.CALIBRATION}
-    for name, each in results.groupby("run", sort=False):
+    for name in (case.name for case in laptop.CALIBRATION + laptop.PREDICTED):
+        each = results[results["run"] == name]
         measured = each[each["source"] == "measured"].pivot(
             index="seed", columns="metric", values="value"
         )

@@ -1,7 +1,7 @@
 """Rates of a machine from the trace of a real run on it."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +10,8 @@ from rlkit.sim.moves import Move, fixed
 from rlkit.sim.work import Run
 from rlkit.trace import check_spans, merged
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 DRAWS = 200  # of the longest of some responses
+RIDGE = 1e-9  # where spans of two sizes cannot tell two rates apart
 TRAINED = ("logprobs", "update")
 
 
@@ -66,8 +64,8 @@ def fit(trace: Any, run: Run, *, beside: Any = None) -> Run:
     return replace(found, costs=shared, reshard=_swap(both))
 
 
-def _spans(trace: Any) -> "pd.DataFrame":
-    frame = check_spans(trace)
+def _spans(trace: Any) -> Any:
+    frame: Any = check_spans(trace)
     return frame.assign(seconds=frame["end_s"] - frame["start_s"]).reset_index(drop=True)
 
 
@@ -106,10 +104,13 @@ def _least_squares(parts: np.ndarray, spans: Any) -> list[float]:
     shares, took = parts / means[:, None], (spans["seconds"] / means).to_numpy()
     kept = list(range(parts.shape[1]))
     while True:
-        rates = np.linalg.lstsq(shares[:, kept], took, rcond=None)[0].tolist()
+        sizes = np.sqrt((shares[:, kept] ** 2).sum(axis=0))  # else operations outweigh sequences
+        part = shares[:, kept] / sizes
+        square = part.T @ part + RIDGE * np.eye(len(kept))
+        rates: list[float] = (np.linalg.solve(square, part.T @ took) / sizes).tolist()
         if min(rates) >= 0.0:
-            found = dict(zip(kept, rates, strict=True))
-            return [found.get(k, 0.0) for k in range(parts.shape[1])]
+            known = dict(zip(kept, rates, strict=True))
+            return [known.get(k, 0.0) for k in range(parts.shape[1])]
         del kept[int(np.argmin(rates))]
 
 

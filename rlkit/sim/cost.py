@@ -4,7 +4,7 @@ Operations of a decoder (Kaplan et al., 2020, section 2.1): 2 a weight and token
 backward, and the attention's, which grow with the square of a sequence.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlkit.config import ModelSpec
 from rlkit.sim.specs import counts
@@ -133,8 +133,9 @@ def _matmuls(run: Run, flops: float, *, network_s: float, other_s: float) -> Cos
 
 def logprobs(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
     """``run.forwards`` forwards of the trainer over these sequences."""
-    one = _pass(run, tokens, squares, forwards=1.0, exchanges=1.0) + _call(run, sequences)
-    return one * run.forwards
+    whole = replace(run, minibatches=1)
+    one = _pass(whole, tokens, squares, sequences, forwards=1.0, exchanges=1.0)
+    return (one + _call(run, sequences)) * run.forwards
 
 
 def update(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
@@ -144,7 +145,8 @@ def update(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
     and what does not scale with devices: a part a step, a part a sequence.
     """
     forwards = 4.0 if run.recompute else 3.0
-    cost = _pass(run, tokens, squares, forwards=forwards, exchanges=3.0) + _call(run, sequences)
+    cost = _pass(run, tokens, squares, sequences, forwards=forwards, exchanges=3.0)
+    cost += _call(run, sequences)
     shard = run.counts.weight_bytes / (run.train.tp * run.train.pp)
     gradients_s = 0.0
     if not run.sharded and run.train_dp > 1:  # reduce-scatter in fp32, all-gather in bf16
@@ -158,11 +160,19 @@ def _call(run: Run, sequences: float) -> Cost:
     return Cost(other_s=run.costs.trainer_s_per_sequence * sequences)
 
 
-def _pass(run: Run, tokens: float, squares: float, *, forwards: float, exchanges: float) -> Cost:
-    """Passes over the trainer's devices that count as ``forwards`` of one forward's operations."""
+def _pass(
+    run: Run, tokens: float, squares: float, sequences: float, *, forwards: float, exchanges: float
+) -> Cost:
+    """Passes over the trainer's devices that count as ``forwards`` of one forward's operations.
+
+    Ranks are balanced as well as whole sequences allow: in no mini-batch is the fullest one done
+    before the longest sequence.
+    """
     cut, model = run.train, run.model
-    flops = forwards * forward_flops(model, tokens, squares) / run.train_devices
-    mine = tokens / run.train_dp
+    longest = run.workload.lengths.longest(sequences / run.minibatches) + run.workload.prompt_tokens
+    even = tokens / run.train_dp
+    mine = max(even, run.minibatches * longest)
+    flops = forwards * forward_flops(model, tokens, squares) / run.train_devices * mine / even
     micro = max(run.minibatches, mine / run.micro_batch_tokens)  # micro-batches of a rank
     experts = cut.ep * cut.tp_of_experts if model.moe else 1
     # Activations go through the layers of one stage; weights of FSDP are gathered by all trainers.

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -65,6 +66,11 @@ class Lengths:
         own = rng.standard_normal((groups, samples)) * math.sqrt(1 - self.between)
         lengths = np.exp(self.log_mean + self.sigma * (shared + own))
         return np.clip(lengths, 1, self.limit_tokens)
+
+    def longest(self, num: float) -> float:
+        """About the longest of so many responses: their quantile num / (num + 1)."""
+        z = NormalDist().inv_cdf(num / (num + 1.0))
+        return min(self.limit_tokens, math.exp(self.log_mean + self.sigma * z))
 
     def moments(self) -> tuple[float, float]:
         """Mean of the length and of its square: that of X^2 is the mean of another lognormal."""
@@ -245,7 +251,7 @@ class Run:
     @property
     def train_dp(self) -> int:
         """Data-parallel ranks of the trainer; 0 if not one fits."""
-        return self.train_devices // (self.train.tp * self.train.pp)
+        return self.train_devices // (self.train.tp * self.train.pp * self.train.cp)
 
     @cached_property
     def moments(self) -> tuple[float, float]:

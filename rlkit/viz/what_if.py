@@ -98,15 +98,19 @@ class WhatIf:
 
     def _picture(self) -> bytes:
         figure, png = Figure(figsize=SIZE_IN, layout="constrained"), io.BytesIO()
-        top, below = figure.subfigures(2, 1, height_ratios=[1.3, 1.0])
-        left, right = below.subplots(1, 2)
+        axes = figure.subplot_mosaic(
+            [["lanes", "lanes"], ["tried", "memory"]], height_ratios=[1.3, 1.0]
+        )
         spans = self.found.trace.frame()
         if len(spans):
-            plot_timeline(_last(spans), ax=top.subplots(), source="simulated")
-        _plot_tried(left, self.frame())
+            plot_timeline(_last(spans), ax=axes["lanes"], source="simulated")
+        _plot_tried(axes["tried"], self.frame())
         limit_gib = self.found.memory.limit_bytes / GIB
         plot_memory(
-            self.found.memory.frame(), ax=right, source="simulated", limit_gib=round(limit_gib, 1)
+            self.found.memory.frame(),
+            ax=axes["memory"],
+            source="simulated",
+            limit_gib=round(limit_gib, 1),
         )
         figure.savefig(png, format="png", dpi=80)
         return png.getvalue()
@@ -128,7 +132,7 @@ class WhatIf:
         return self.widget._repr_mimebundle_(include=include, exclude=exclude) | page
 
 
-def _last(spans: pd.DataFrame) -> pd.DataFrame:
+def _last(spans: Any) -> Any:
     """Spans of the steady end of a run, of a few engines and the trainer."""
     engines = [name for name in spans["worker"].unique() if str(name).startswith("rollout/")]
     engines.sort(key=lambda name: int(name.rpartition("/")[2]))

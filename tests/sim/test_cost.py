@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_runs import shared_run, small_run
+from small_runs import LENGTHS, shared_run, small_run
 
 import rlkit.sim as sim
 from rlkit.config import Layout, ModelSpec
@@ -74,6 +74,17 @@ def test_logprobs_are_a_third_of_the_update_and_double_with_a_reference():
     one = cost.logprobs(run, 1e6, 1e9, 10)
     assert cost.update(run, 1e6, 1e9, 10).compute_s == pytest.approx(3 * one.compute_s)
     assert cost.logprobs(replace(run, forwards=2), 1e6, 1e9, 10).seconds == 2 * one.seconds
+
+
+def test_a_mini_batch_takes_at_least_its_longest_sequence():
+    """64 sequences over 128 ranks: the longest of them alone, on one rank or shared by cp."""
+    run = small_run(num_devices=140, costs=PLAIN, recompute=False, train=Layout())
+    longest = LENGTHS.longest(64) + 100
+    assert 3000 < longest < 8292
+    seconds = cost.update(run, 64 * 1100.0, 0.0, 64).compute_s
+    assert seconds == pytest.approx(6 * WEIGHTS * longest / 989e12)
+    shared = replace(run, train=Layout(cp=4))
+    assert cost.update(shared, 64 * 1100.0, 0.0, 64).compute_s == pytest.approx(seconds / 4)
 
 
 def test_attention_grows_with_the_square():
