@@ -1,5 +1,7 @@
 """An actor cut over two workers on Ray: the numbers of one process, and everything around them."""
 
+import time
+
 import pytest
 import torch
 
@@ -76,6 +78,20 @@ def test_a_loss_that_fails_keeps_its_type_and_the_actor_goes_on(actor):
     batch, version = make_batch(), actor.version
     with pytest.raises(ArithmeticError, match="by design"):
         actor.update(batch, loss_fn=fails)
+    assert actor.update(batch, loss_fn=loss_fn)["actor/version"] == version + 1
+
+
+def test_an_interrupted_update_stops_and_the_actor_goes_on(actor):
+    def slow(logprobs, batch):
+        time.sleep(0.2)
+        return loss_fn(logprobs, batch)
+
+    batch, version = make_batch(), actor.version
+    running = actor.submit.update(batch, loss_fn=slow, epochs=1000)
+    time.sleep(3)
+    running.cancel()
+    with pytest.raises(RuntimeError, match="interrupted"):
+        running.result(timeout_s=60)
     assert actor.update(batch, loss_fn=loss_fn)["actor/version"] == version + 1
 
 
