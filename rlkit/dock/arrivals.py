@@ -72,12 +72,10 @@ class Arrivals:
     def enter(self, notice: Notice) -> tuple[np.ndarray, dict[str, dict[str, np.ndarray]]]:
         """Uids that came too late; node -> column -> uids whose values there are out of date."""
         uids = notice.uids
-        if not len(uids):
-            return uids, {}
         self._kinds.check(notice, lambda name: self._others(name, uids))
         known = max(self._highest, self.retired.highest)
-        self._highest = max(self._highest, int(uids.max()))
-        if uids[0] > known and (uids[1:] > uids[:-1]).all():  # none of them was heard of
+        self._highest = max(self._highest, int(uids.max(initial=-1)))
+        if len(uids) and uids[0] > known and (uids[1:] > uids[:-1]).all():  # all are new
             self._inbox.append(notice)
             return uids[:0], {}
         gone = self.retired.among(uids)

@@ -91,6 +91,8 @@ class Kinds:
 
     def check(self, notice: Notice, others: Callable[[str], int]) -> None:
         """Enter a write's; TypeError if ``others(column)``, the number of other rows, is not 0."""
+        if not len(notice.uids):
+            return
         found = {name: (facts.kind, facts.dtype) for name, facts in notice.columns.items()}
         for name, kind in found.items():
             known = self._known.get(name, kind)

@@ -701,6 +701,7 @@ def test_no_rows_are_put_as_none():
     dock, _ = make_dock()
     dock.put({"x": torch.zeros(0)}, [])
     put_numbers(dock, range(2))
+    dock.put({"x": []}, [])
     assert dock.get("s", ["x"], 2).batch["x"].tolist() == [0, 1]
 
 
