@@ -68,6 +68,10 @@ class Shards:
             }
         return self._generation
 
+    def buffer(self, nbytes: int) -> Tensor:
+        """Room on the rank's device [nbytes]."""
+        return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+
     def swap_out(self) -> None:
         """Move training shards to host memory, if the plan does."""
         if self.plan.swaps:
