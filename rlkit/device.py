@@ -8,6 +8,7 @@ import glob
 import importlib.util
 import logging
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -298,3 +299,12 @@ def _collective(facts: Platform, store: Any, rank: int, size: int, limit: timede
     place.store, place.group_rank, place.group_size, place.timeout = store, rank, size, limit
     place.group_id, place.global_ranks_in_group = "", []
     return dist.Backend._plugins[facts.collective.upper()].creator_fn(place, None), names.CUSTOM
+
+
+def finish(work: Any) -> None:
+    """Wait for a collective in Python, so that an interrupt reaches the thread that waits."""
+    delay_s = 1e-5
+    while not work.is_completed():
+        time.sleep(delay_s)
+        delay_s = min(2 * delay_s, 1e-3)
+    work.wait()

@@ -24,7 +24,11 @@ logger = logging.getLogger("rlkit.backends")
 
 
 class TorchBackend:
-    """Trains a decoder or a critic; ``reduce`` sums a flat tensor over ranks, in place."""
+    """Trains a decoder or a critic; ``reduce`` sums a flat tensor over ranks, in place.
+
+    ``recompute`` keeps only the input of each block, and computes what is in it a second time for
+    the gradient: ``backend=functools.partial(TorchBackend, recompute=True)``.
+    """
 
     def __init__(
         self,
@@ -35,10 +39,12 @@ class TorchBackend:
         optim: OptimConfig | None = None,
         reduce: Any = None,
         dp_size: int = 1,
+        recompute: bool = False,
     ) -> None:
         finite("lr", lr)
         self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
         self.decoder = model.build(device=device)
+        self.decoder.recompute = recompute
         self.optimizer = torch.optim.AdamW(
             self.decoder.parameters(),
             lr=lr,

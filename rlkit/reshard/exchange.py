@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlkit import device
 from rlkit.reshard.pieces import Frame, Message, Part, damaged, differing, pack, unpack
 from rlkit.reshard.shards import Shards
 
@@ -124,7 +125,7 @@ class Exchange:
     def _wait(self, way: str, message: Message, works: Sequence[Any]) -> None:
         try:
             for work in works:
-                work.wait()
+                device.finish(work)
         except RuntimeError as error:
             raise RuntimeError(
                 f"reshard: rank {self.shards.rank} waited in vain for bucket {message.bucket} "

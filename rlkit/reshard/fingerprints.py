@@ -1,6 +1,6 @@
 """Fingerprints of tensors: an integer over the bits, so that copies can be compared from afar."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -41,25 +41,6 @@ def fingerprints_packed(flat: Tensor, sizes: Sequence[int]) -> Tensor:
     lengths = torch.tensor(sizes, device=flat.device)
     ends = totals[lengths.cumsum(0) - 1]
     return ends.diff(prepend=ends.new_zeros(1)) + (_ODD + lengths)
-
-
-def fingerprints(weights: Mapping[str, Tensor]) -> dict[str, int]:
-    """Fingerprint of each named tensor."""
-    return {name: fingerprint(tensor) for name, tensor in weights.items()}
-
-
-def compare(expected: Mapping[str, int], weights: Mapping[str, Tensor]) -> None:
-    """RuntimeError that names the tensors which are missing or whose bits differ from what was
-    sent.
-    """
-    found = fingerprints(weights)
-    bad = [name for name in expected if found.get(name) != expected[name]]
-    if bad or len(found) != len(expected):
-        raise RuntimeError(
-            f"reshard: {len(bad)} of {len(expected)} tensors did not arrive as they were sent, "
-            f"first {bad[:3]}; "
-            "the version is not published, the old weights stay."
-        )
 
 
 def as_bytes(tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlkit import device
 from rlkit.reshard.exchange import Exchange
 from rlkit.reshard.pieces import (
     Frame,
@@ -17,7 +18,7 @@ from rlkit.reshard.pieces import (
     pack,
     unpack,
 )
-from rlkit.reshard.resharder import ReshardReport
+from rlkit.reshard.report import ReshardReport
 from rlkit.reshard.shards import Shards
 
 logger = logging.getLogger("rlkit.reshard")
@@ -204,7 +205,7 @@ def _swap_together(group: Any, shards: Shards) -> None:
 
 def _sum(group: Any, number: int) -> int:
     total = torch.tensor([number])
-    group.allreduce([total]).wait()
+    device.finish(group.allreduce([total]))
     return int(total)
 
 
