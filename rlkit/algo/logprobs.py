@@ -5,6 +5,7 @@ shift; everywhere else row t of the logits already *predicts* ``tokens[t]``.
 """
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 LOGITS_AT_ONCE = 1 << 22
 """Logits that are made at a time, 16 MiB in float32: 27 rows of a vocabulary of 152 thousand. With
-entropy and gradient some ten times that are held."""
+entropy and gradient six times that are held."""
 
 
 def rows_at_once(vocab_size: int) -> int:
@@ -105,12 +106,12 @@ def per_token_from_hidden(
     size = rows_at_once(vocab_size)
     if len(hidden) <= size:
         return piece(hidden, tokens, temperature)
-    found = [
-        checkpoint(piece, *rows, use_reentrant=False, preserve_rng_state=False)
-        for rows in zip(*(x.split(size) for x in (hidden, tokens, temperature)), strict=True)
-    ]
-    logprobs, entropies = (torch.cat(each) for each in zip(*found, strict=True))
-    return logprobs, entropies
+    found: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, len(hidden), size):
+        rows = [x[start : start + size] for x in (hidden, tokens, temperature)]
+        again = checkpoint(piece, *rows, use_reentrant=False, preserve_rng_state=False)
+        found.append(cast(tuple[Tensor, Tensor], again))
+    return torch.cat([one for one, _ in found]), torch.cat([other for _, other in found])
 
 
 def _over_temperature(logits: Tensor, temperature: int | float | Tensor) -> Tensor:

@@ -36,12 +36,13 @@ class Exchange:
         group: Any,
         shards: Shards,
         into: Mapping[str, Tensor],
+        waiter: device.Waiter,
         *,
         version: int | None,
         in_place: bool = True,
     ) -> None:
         self.group, self.shards, self.into = group, shards, into
-        self.version, self.in_place = version, in_place
+        self.version, self.in_place, self._waiter = version, in_place, waiter
         arriving, leaving = shards.share.rooms(in_place=in_place)
         self._inbox, *self._outbox = (shards.buffer(n) for n in (arriving, leaving, leaving))
         self._incoming: list[_Arriving] = []
@@ -125,7 +126,7 @@ class Exchange:
     def _wait(self, way: str, message: Message, works: Sequence[Any]) -> None:
         try:
             for work in works:
-                device.finish(work)
+                self._waiter.finish(work)
         except RuntimeError as error:
             raise RuntimeError(
                 f"reshard: rank {self.shards.rank} waited in vain for bucket {message.bucket} "

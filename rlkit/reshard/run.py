@@ -79,21 +79,20 @@ def reshard_over(
     """
     start, stamp, bad = time.perf_counter(), version if check else None, []
     try:
-        into, num_buckets = shards.begin(), shards.share.num_buckets
-        exchange = Exchange(group, shards, into, version=stamp)
-        peak = _held(shards) + exchange.buffer_bytes
-        for bucket in range(num_buckets):
-            logger.debug("rank %d: bucket %d", shards.rank, bucket)
-            exchange.start(bucket)
-            _copy(shards, bucket, into)  # while messages travel
-            bad += exchange.take()
-        del exchange
-        if elementwise:  # everything is sent once more and compared
-            again, wrong = Exchange(group, shards, into, version=None, in_place=False), []
-            for bucket in range(num_buckets):
-                again.start(bucket)
-                wrong += again.compare()
-            bad = wrong or bad
+        with device.Waiter() as waiter:
+            into = shards.begin()
+            exchange = Exchange(group, shards, into, waiter, version=stamp)
+            peak = _held(shards) + exchange.buffer_bytes
+            for bucket in range(shards.share.num_buckets):
+                logger.debug("rank %d: bucket %d", shards.rank, bucket)
+                exchange.start(bucket)
+                _copy(shards, bucket, into)  # while messages travel
+                bad += exchange.take()
+            del exchange
+            if elementwise:
+                again = Exchange(group, shards, into, waiter, version=None, in_place=False)
+                bad = _sent_again(again) or bad
+                del again
         _raise_for(bad, shards.version, elsewhere=_sum(group, len(bad)))
         _swap_together(group, shards)
     except BaseException:
@@ -175,6 +174,15 @@ def _elementwise(pair: Pair, into: dict[str, Tensor]) -> list[str]:
     flat = source.buffer(sent.room(in_place=False))
     pack(sent.parts(source.training, flat, in_place=False))
     return differing(received.parts(into, flat, in_place=False))
+
+
+def _sent_again(exchange: Exchange) -> list[str]:
+    """Everything is sent once more and compared with what lies in this rank's tensors."""
+    bad: list[str] = []
+    for bucket in range(exchange.shards.share.num_buckets):
+        exchange.start(bucket)
+        bad += exchange.compare()
+    return bad
 
 
 def _raise_for(bad: Sequence[str], version: int, *, elsewhere: int = 0) -> None:

@@ -1,5 +1,6 @@
 """Logprobs of a long vocabulary: the logits of some rows at a time."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,9 +72,10 @@ def test_all_at_once_is_logits_then_logprobs():
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no count of the peak")
 def test_a_vocabulary_of_150_thousand_is_never_held_for_all_tokens():
     command = [sys.executable, "-c", CHILD]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed is given back at once
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < WHOLE_MIB / 2  # all at once takes ten times it
+    assert float(done.stdout) < WHOLE_MIB / 4  # all at once takes six times it
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 3}])
