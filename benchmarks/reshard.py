@@ -2,10 +2,11 @@
 
     python benchmarks/reshard.py --mib 256 --ranks 2 4
 
-Processes of this machine over gloo, one thread each. A plain transfer sends messages of the plan's
-sizes from and into buffers that lie ready. Resharding also cuts, packs and unpacks, and with checks
-takes the fingerprints of both ends. They take turns; a ratio is that of two medians. The swap is
-compared with copies between buffers of host memory.
+Processes of this machine over gloo, one thread each. A plain transfer moves the plan's bytes
+between buffers that lie ready: a message a peer and bucket, and copies of what stays on its device.
+Of a plan that swaps it also copies to other buffers and back, and takes the memory for generation
+from the system. Resharding also cuts, packs and unpacks what does not lie in one run, and with
+checks takes the fingerprints of both ends. They take turns; a ratio is that of two medians.
 """
 
 import argparse
@@ -79,11 +80,11 @@ def timed(group, repeats: int, *bodies: Callable[[], object]) -> list[Times]:
 
 
 def plain(group, shards: Shards) -> Callable[[], None]:
-    """Messages of the plan's sizes between buffers that lie ready."""
-    rank, share = shards.rank, shards.share
+    """The plan's bytes between buffers that lie ready."""
+    rank, share, swaps = shards.rank, shards.share, shards.plan.swaps
     sizes = {
         bucket: [
-            [(m.peer, m.body) for m in messages.get(bucket, []) if m.peer != rank]
+            [(m.peer, m.nbytes) for m in messages.get(bucket, [])]
             for messages in (share.incoming, share.outgoing)
         ]
         for bucket in range(share.num_buckets)
@@ -91,11 +92,17 @@ def plain(group, shards: Shards) -> Callable[[], None]:
     most = max((n for pairs in sizes.values() for each in pairs for _, n in each), default=0)
     outbox = torch.ones(most, dtype=torch.uint8)
     inbox = {peer: outbox.clone() for pairs in sizes.values() for peer, _ in pairs[0]}
+    held = sum(t.nbytes for t in shards.begin().values())
 
     def run() -> None:
-        for bucket, (incoming, outgoing) in sizes.items():
+        if swaps:
+            torch.zeros(held, dtype=torch.uint8)[::4096].fill_(1)  # a page of memory each
+        for bucket, both in sizes.items():
+            incoming, outgoing = ([each for each in pairs if each[0] != rank] for pairs in both)
             works = [group.recv([inbox[peer][:n]], peer, bucket) for peer, n in incoming]
             works += [group.send([outbox[:n]], peer, bucket) for peer, n in outgoing]
+            for _, n in (each for each in both[0] if each[0] == rank):
+                inbox[rank][:n].copy_(outbox[:n])
             for work in works:
                 work.wait()
 

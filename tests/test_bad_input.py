@@ -17,7 +17,6 @@ from rlkit import config, experiment
 from rlkit.algo import clipped_policy_loss, group_relative
 from rlkit.engines import Request
 from rlkit.rows import Rows
-from rlkit.workers.weights import compare, fingerprints
 
 
 def batch(rows=4, **more):
@@ -256,8 +255,8 @@ TABLE = [
     ("a resharder the wrong way round", lambda t: rk.Resharder(
         source=local().spawn(rk.ReferenceWorker, rk.models.tiny()), target=None), TypeError,
      "actors as the source"),
-    ("weights that lost a bit", lambda t: compare(
-        fingerprints({"a": one}), {"a": one * 1.0000001}), RuntimeError, "first .'a'."),
+    ("a swap between devices", lambda t: rk.plan_reshard(
+        spec(), rk.Layout(), rk.Layout(), devices=(1, 1)), ValueError, "on disjoint devices"),
     # files and configs
     ("a folder that isn't there", lambda t: rk.models.load(t / "x"), FileNotFoundError,
      "need a Hugging Face checkpoint folder"),

@@ -35,8 +35,10 @@ BASE |= {"config", "layout", "model_spec", "device", "glossary", "metrics", "tra
 DATA = BASE | {"models", "rewards", "tasks"}
 COMPUTE = DATA | {"engines", "backends"}
 PLAN = {"tables", "forms", "ranks", "cells", "moves", "frames", "strategies", "layouts"}
-PLAN = {"reshard.plan", "reshard.memory", *(f"reshard.plan_{name}" for name in PLAN)}
-RESHARD = {"reshard", "reshard.fingerprints", *PLAN}
+PLAN = {"reshard.memory", *(f"reshard.plan_{name}" for name in PLAN)}
+CARRY = {"exchange", "fingerprints", "pieces", "report", "run", "shards", "swap"}
+CARRY = {f"reshard.{name}" for name in CARRY}
+RESHARD = {"reshard", *CARRY, *PLAN}
 DOCK = {"dock", "dock.traffic"}
 WHOLE = COMPUTE | {"workers", "cluster", "schedule"} | RESHARD | DOCK
 
@@ -51,13 +53,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tasks": DATA,
     "engines": COMPUTE,
     "backends": COMPUTE | PLAN,  # which rows a rank of a cut model holds
-    "workers": COMPUTE | {"reshard.plan", "reshard.fingerprints"},  # facts of their tensors
+    "workers": COMPUTE | CARRY | PLAN,  # their end of a weight transfer
     "dock": BASE | DOCK,
     "dock.traffic": {"config", "types"},
     "cluster": COMPUTE | DOCK | {"workers"},
     **dict.fromkeys(PLAN, {"config", "types"} | PLAN),
-    "reshard.fingerprints": {"types"},
-    "reshard": BASE | RESHARD,
+    **dict.fromkeys(["reshard", *CARRY], BASE | RESHARD),
     "schedule": {"types"},
     "checkpoint": WHOLE,
     "recipes": WHOLE | {"checkpoint"},
@@ -222,7 +223,7 @@ def test_parts_do_not_import_each_other_in_a_circle():
         ("rlkit.cluster.launch", "import ray"),
         ("rlkit.cluster.launch", "class A:\n    from ray import get"),
         ("rlkit.schedule.rules", "from rlkit.dock import TransferDock"),
-        ("rlkit.reshard.plan", "from .resharder import Resharder"),
+        ("rlkit.reshard.plan_moves", "from .resharder import Resharder"),
         ("rlkit.sim.cost", "from rlkit.dock.controller import Controller"),
         ("rlkit.sim.cost", "import importlib\nimportlib.import_module('rlkit.cluster')"),
         ("rlkit.dock.client", "import rlkit as rk"),
@@ -241,8 +242,8 @@ def test_a_planted_wrong_import_is_found(module, source):
         ("rlkit.cluster.launch", "def f():\n    import ray"),
         ("rlkit.cluster.launch", "if TYPE_CHECKING:\n    import ray"),
         ("rlkit.sim.cost", "from rlkit.dock.traffic import bytes_moved"),
-        ("rlkit.sim.cost", "from rlkit.reshard import plan"),
-        ("rlkit.reshard.resharder", "from .plan import plan_reshard\nfrom . import memory"),
+        ("rlkit.sim.cost", "from rlkit.reshard import plan_layouts"),
+        ("rlkit.reshard.resharder", "from .plan_layouts import plan_reshard\nfrom . import memory"),
         ("rlkit.algo.losses", "import torch\nfrom rlkit.algo.masking import masked_mean"),
     ],
 )

@@ -28,7 +28,12 @@ from rlkit.algo.correction import (
     truncated_importance_weight,
 )
 from rlkit.algo.kl import AdaptiveKL, kl_k1, kl_k2, kl_k3, kl_k3_with_k2_gradient
-from rlkit.algo.logprobs import entropy_from_logits, logprobs_from_logits, next_token_rows
+from rlkit.algo.logprobs import (
+    entropy_from_logits,
+    logprobs_from_logits,
+    next_token_rows,
+    per_token_from_hidden,
+)
 from rlkit.algo.losses import (
     cispo_loss,
     clipped_policy_loss,
@@ -94,6 +99,7 @@ __all__ = [
     "per_sequence",
     "per_sequence_mean",
     "per_token",
+    "per_token_from_hidden",
     "population_std",
     "reinforce_pp",
     "response_mask",

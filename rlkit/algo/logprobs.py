@@ -4,9 +4,22 @@ A decoder's logits at position s predict the token at position s + 1. ``next_tok
 shift; everywhere else row t of the logits already *predicts* ``tokens[t]``.
 """
 
+from collections.abc import Callable
+from typing import cast
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+LOGITS_AT_ONCE = 1 << 22
+"""Logits that are made at a time, 16 MiB in float32: 27 rows of a vocabulary of 152 thousand. With
+entropy and gradient six times that are held."""
+
+
+def rows_at_once(vocab_size: int) -> int:
+    """Rows whose logits are made at a time."""
+    return max(1, LOGITS_AT_ONCE // vocab_size)
 
 
 def next_token_rows(
@@ -65,6 +78,40 @@ def entropy_from_logits(
     logprobs = _over_temperature(logits, temperature).log_softmax(-1)  # [*N, V]
     lowest = torch.finfo(logprobs.dtype).min  # not -inf: 0 * -inf is NaN
     return -(logprobs.exp() * logprobs.clamp(min=lowest)).sum(-1)
+
+
+def per_token_from_hidden(
+    hidden: Float[Tensor, "N H"],
+    head: Callable[[Tensor], Tensor],
+    tokens: Int[Tensor, " N"],
+    *,
+    vocab_size: int,
+    temperature: int | float | Tensor = 1.0,
+    entropy: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs [N], and entropies [N] if asked for, else none, from hidden states.
+
+    ``head`` makes logits [n, V] of hidden states [n, H]. [N, V] is never held: the logits of some
+    rows at a time are made, and made again for the gradient (Chen et al., 2016, of activations).
+    """
+    temperature = torch.as_tensor(temperature, device=hidden.device).expand(len(hidden))  # [N]
+
+    def piece(hidden: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(hidden)  # [n, V]
+        logprobs = logprobs_from_logits(logits, tokens, temperature=temperature)
+        if not entropy:
+            return logprobs, logprobs.new_zeros(0)
+        return logprobs, entropy_from_logits(logits, temperature=temperature)
+
+    size = rows_at_once(vocab_size)
+    if len(hidden) <= size:
+        return piece(hidden, tokens, temperature)
+    found: list[tuple[Tensor, Tensor]] = []
+    for start in range(0, len(hidden), size):
+        rows = [x[start : start + size] for x in (hidden, tokens, temperature)]
+        again = checkpoint(piece, *rows, use_reentrant=False, preserve_rng_state=False)
+        found.append(cast(tuple[Tensor, Tensor], again))
+    return torch.cat([one for one, _ in found]), torch.cat([other for _, other in found])
 
 
 def _over_temperature(logits: Tensor, temperature: int | float | Tensor) -> Tensor:

@@ -36,6 +36,7 @@ from rlkit.checks import PeerError, finite
 from rlkit.config import Layout, OptimConfig
 from rlkit.models.decoder import Decoder
 from rlkit.models.pretrained import Pretrained
+from rlkit.reshard.plan_forms import megatron
 from rlkit.rows import Rows
 from rlkit.shield import shield
 from rlkit.types import LossFn
@@ -77,6 +78,9 @@ class MegatronBackend:
     ``functools.partial(rk.MegatronBackend, options=rk.MegatronOptions(...))`` passes options
     through ``spawn``.
     """
+
+    form = staticmethod(megatron)
+    """Which tensors a rank makes of its rows: a resharder's plan starts from ``shards``."""
 
     def __init__(
         self,
@@ -226,6 +230,12 @@ class MegatronBackend:
     def shards(self) -> dict[str, Tensor]:
         """This rank's tensors, as the form ``rlkit.reshard.megatron`` names them; not copied."""
         return dict(self._tensors)
+
+    def resident(self) -> dict[str, Tensor]:
+        """What stays on the device between calls, not copied: this rank's weights and moments."""
+        held = moments(self.stage.module, self.optimizer).items()
+        kept = {f"{what}/{name}": state[what] for name, state in held for what in MOMENTS}
+        return self.shards | kept
 
     @together
     def state_dict(self) -> dict[str, Tensor]:

@@ -24,7 +24,11 @@ logger = logging.getLogger("rlkit.backends")
 
 
 class TorchBackend:
-    """Trains a decoder or a critic; ``context`` is the worker's place among data-parallel ranks."""
+    """Trains a decoder or a critic; ``context`` is the worker's place among data-parallel ranks.
+
+    ``recompute`` keeps only the input of each block, and computes what is in it a second time for
+    the gradient: ``backend=functools.partial(TorchBackend, recompute=True)``.
+    """
 
     def __init__(
         self,
@@ -34,11 +38,13 @@ class TorchBackend:
         lr: float = 1e-6,
         optim: OptimConfig | None = None,
         context: Any = None,
+        recompute: bool = False,
     ) -> None:
         finite("lr", lr)
         self.layout = getattr(context, "layout", Layout(dp=1)).whole("TorchBackend")
         self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
         self.decoder = model.build(device=device)
+        self.decoder.recompute = recompute
         self.optimizer = torch.optim.AdamW(
             self.decoder.parameters(),
             lr=lr,
@@ -150,6 +156,10 @@ class TorchBackend:
             for name, parameter in self.decoder.named_parameters()
             for what, value in self.optimizer.state.get(parameter, {}).items()
         }
+
+    def resident(self) -> dict[str, Tensor]:
+        """What stays on the device between calls, not copied: weights and moments."""
+        return {**self.state_dict(), **self.optimizer_state()}
 
     def load_optimizer_state(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
         """Put ``optimizer_state`` back, after ``num_steps`` steps of the learning rate's schedule.

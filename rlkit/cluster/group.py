@@ -80,6 +80,11 @@ class Transport(Answers, Protocol):
         """Why no call can succeed before a respawn; empty while all is well."""
         ...
 
+    @property
+    def owner(self) -> "WorkerGroup | None":
+        """The group whose devices the workers share; None: they have their own."""
+        ...
+
 
 class Future:
     """A group call that runs: ``result()`` waits for it, once or often."""
@@ -194,6 +199,13 @@ class WorkerGroup:
     def processes(self) -> tuple[Any, ...]:
         """Identity of the group's processes: differs after a respawn."""
         return self._transport.processes
+
+    def shares_devices(self, other: "WorkerGroup") -> bool:
+        """Whether the two groups' workers lie on the same devices."""
+        if self.in_process:
+            return True
+        mine, theirs = (group._transport.owner or group for group in (self, other))
+        return mine is theirs
 
     @property
     def lost(self) -> str:

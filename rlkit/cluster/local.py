@@ -167,6 +167,10 @@ class _InProcess:
     def processes(self) -> tuple[Any, ...]:
         return (id(self.worker),)
 
+    @property
+    def owner(self) -> None:
+        return None
+
     def describe(self) -> list[dict[str, Any]]:
         return self.facts
 

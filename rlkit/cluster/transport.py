@@ -180,6 +180,12 @@ class RayTransport:
         """What tells these processes from those of a respawned group."""
         return tuple((row["node_id"], row["pid"]) for row in self.facts)
 
+    @property
+    def owner(self) -> WorkerGroup | None:
+        """The group whose devices the workers share; None: they have their own."""
+        beside = self.spec.beside
+        return None if beside is None else beside._transport.owner or beside
+
     def describe(self) -> list[dict[str, Any]]:
         """Facts of each worker, known since it started."""
         shown = ("worker", "class", "device", "node", "pid")

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlkit.algo.logprobs import rows_at_once
 from rlkit.checks import whole
 from rlkit.engines.fused import FusedDecoder
 from rlkit.engines.kv_cache import Decode, KVCache, Prefill
 from rlkit.engines.requests import Request, Response, check_fits, check_unique
-from rlkit.engines.sampling import noise, sample
+from rlkit.engines.sampling import Cut, noise, sample
 from rlkit.engines.slots import Row, Slots
 from rlkit.engines.stops import GrowingText
 from rlkit.models.attention import positions
@@ -149,18 +150,13 @@ class TorchEngine:
         if self.stale:
             self._recompute()
         running = len(self.rows)
-        logits = [self._decode(running)] if running else []
+        hidden = [self._decode(running)] if running else []
         admitted = self._admit()
         if admitted:
-            logits.append(self._prefill(admitted, first_slot=running))
+            hidden.append(self._prefill(admitted, first_slot=running))
         if not self.rows:
             return []
-        tokens, logprobs = sample(
-            logits[0] if len(logits) == 1 else torch.cat(logits),
-            self.slots["temperature"],
-            self.slots.uniform(),
-            self.slots.cut(),
-        )
+        tokens, logprobs = self._sample(hidden[0] if len(hidden) == 1 else torch.cat(hidden))
         uids = [row.uid for row in self.rows] if on_token else []
         finished = self._take_out(self.slots.record(tokens, logprobs, version=self.version))
         if on_token:
@@ -168,13 +164,29 @@ class TorchEngine:
                 on_token(*token)
         return finished
 
+    def _sample(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens [rows] and logprobs [rows]; logits of a long vocabulary some rows at a time."""
+        temperature, uniform, cut = (
+            self.slots["temperature"],
+            self.slots.uniform(),
+            self.slots.cut(),
+        )
+        size, found = rows_at_once(self.spec.vocab_size), []
+        for start in range(0, len(hidden), size):
+            at = slice(start, start + size)
+            limits = cut and Cut(*(limit[at] for limit in cut))
+            logits = self.decoder.logits(hidden[at])  # [size, V]
+            found.append(sample(logits, temperature[at], uniform[at], limits))
+        tokens, logprobs = map(torch.cat, zip(*found, strict=True))
+        return tokens, logprobs
+
     def _decode(self, num: int) -> Tensor:
-        """Logits [num, V] after the last token of each running row."""
+        """Hidden states [num, H] after the last token of each running row."""
         assert self.cache is not None
         at = self.cache.lengths[:num].clone()
         hidden = self.decoder(self.slots.last(), at, Decode(self.cache, num))
         self.cache.lengths[:num] += 1
-        return self.decoder.logits(hidden)
+        return hidden
 
     def _admit(self) -> list[Request]:
         """Requests that fit into free slots, first come first served; a group is admitted whole."""
@@ -194,18 +206,18 @@ class TorchEngine:
         return admitted
 
     def _prefill(self, requests: Sequence[Request], *, first_slot: int) -> Tensor:
-        """Logits [rows, V] after each prompt, one row a sample; the prompt itself runs once."""
+        """Hidden states [rows, H] after each prompt, a row a sample; a prompt itself runs once."""
         cache = self._cache_for(requests, used=first_slot)
         lengths = torch.tensor([len(r.prompt_ids) for r in requests])
         copies = torch.tensor([len(r.uids) for r in requests])
         first = first_slot + copies.cumsum(0) - copies  # [requests] slot of each group's first row
         ids = torch.tensor([t for r in requests for t in r.prompt_ids], device=self.device)
         hidden = self.decoder(ids, positions(lengths), Prefill(cache, lengths, first))
-        logits = self.decoder.logits(hidden[(lengths.cumsum(0) - 1).to(self.device)])
+        last = hidden[(lengths.cumsum(0) - 1).to(self.device)]  # [requests, H]
         slots = torch.arange(first_slot, first_slot + int(copies.sum()))
         source = first.repeat_interleave(copies)
         cache.move(source[source != slots], slots[source != slots])
-        return logits.repeat_interleave(copies.to(self.device), dim=0)
+        return last.repeat_interleave(copies.to(self.device), dim=0)
 
     def _cache_for(self, requests: Sequence[Request], *, used: int) -> KVCache:
         """The cache, with room for ``requests`` beside the ``used`` rows that run."""

@@ -11,8 +11,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from rlkit.algo.logprobs import entropy_from_logits, logprobs_from_logits
+from rlkit.algo.logprobs import per_token_from_hidden
 from rlkit.config import ModelSpec
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -119,6 +120,9 @@ class Decoder(nn.Module):
                 "a dense one. Such shapes are for plans and for backends that compute them."
             )
         self.spec = spec
+        self.recompute = (
+            False  # a block's activations in the backward pass, in place of keeping them
+        )
         self.model = Trunk(spec)
         self.lm_head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
         self.tie()
@@ -150,7 +154,10 @@ class Decoder(nn.Module):
         x = self.model.embed_tokens(ids)
         rope = self.rope(positions.to(x.device), x.dtype)
         for layer, block in enumerate(self.model.layers):
-            x = block(x, rope, layer, attend)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, rope, layer, attend, use_reentrant=False)
+            else:
+                x = block(x, rope, layer, attend)
         return self.model.norm(x)
 
     def weights(self) -> dict[str, Tensor]:
@@ -169,11 +176,10 @@ class Decoder(nn.Module):
 
         hidden [M, hidden] where each token of targets [M] is predicted; temperature [M].
         """
-        logits = self.logits(hidden)  # [M, V]
-        logprobs = logprobs_from_logits(logits, targets, temperature=temperature)
-        if not entropy:
-            return logprobs, logprobs.new_zeros(0)
-        return logprobs, entropy_from_logits(logits, temperature=temperature)
+        return per_token_from_hidden(
+            hidden, self.logits, targets, vocab_size=self.spec.vocab_size, temperature=temperature,
+            entropy=entropy,
+        )  # fmt: skip
 
     def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [N, 1, D] of the rotary embedding (Su et al., 2021), computed in fp32."""

@@ -1,49 +1,46 @@
-"""Fingerprints of tensors: two integers over the bits, so that copies can be compared from afar."""
+"""Fingerprints of tensors: an integer over the bits, so that copies can be compared from afar."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_ODD = 0x2545F4914F6CDD1D  # an odd factor: changing one element always changes the weighted sum
-_WORDS = 1 << 17  # of 8 bytes: a megabyte at a time stays in a processor's cache
-_MASK = (1 << 64) - 1
+_ODD = 0x2545F4914F6CDD1D
+_ROWS, _COLUMNS = 32, 2048  # words of 8 bytes: half a megabyte at a time stays in a core's cache
 
 
-def fingerprint(tensor: Tensor) -> tuple[int, int]:
-    """Two 64-bit sums over the words of a tensor's bits, plain and weighted by position.
+def fingerprint(tensor: Tensor) -> int:
+    """64-bit sum over the words of a tensor's bits, each times a factor of its position.
 
-    Equal tensors have equal ones. Those of zeros are not 0: a buffer that nobody wrote to must not
-    agree with itself.
+    Equal tensors have equal ones. The factors are odd, so changing one word always changes the sum.
+    Those of zeros are not 0: a buffer that nobody wrote to must not agree with itself.
     """
-    words = _words(tensor)
-    plain = weighted = _ODD + len(words)
-    for chunk in words.split(_WORDS):
-        plain += int(chunk.sum())
-        here = int((chunk * _weights(chunk.device)[: len(chunk)]).sum())
-        weighted = weighted * _ODD + here & _MASK
-    return _signed(plain), _signed(weighted)
+    return int(fingerprint_tensor(tensor))
 
 
-def fingerprints(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Fingerprint of each named tensor."""
-    return {name: fingerprint(tensor) for name, tensor in weights.items()}
+def fingerprint_tensor(tensor: Tensor) -> Tensor:
+    """``fingerprint`` as a 0-d int64 tensor on the tensor's device, which is not waited for."""
+    words, level = _words(tensor), 0
+    length = len(words)
+    while len(words) > 1 or not level:
+        words, level = _folded(words, level), level + 1
+    return words[0] + (_ODD + length)
 
 
-def compare(expected: Mapping[str, tuple[int, int]], weights: Mapping[str, Tensor]) -> None:
-    """RuntimeError that names the tensors which are missing or whose bits differ from what was
-    sent.
+def fingerprints_packed(flat: Tensor, sizes: Sequence[int]) -> Tensor:
+    """One for each of several small pieces of ``sizes`` words that lie end to end in ``flat``
+    [bytes], [pieces]: a few operations for all of them.
     """
-    found = fingerprints(weights)
-    bad = [name for name in expected if found.get(name) != tuple(expected[name])]
-    if bad or len(found) != len(expected):
-        raise RuntimeError(
-            f"reshard: {len(bad)} of {len(expected)} tensors did not arrive as they were sent, "
-            f"first {bad[:3]}; "
-            "the version is not published, the old weights stay."
-        )
+    rows, columns = _factors(flat.device, 0)
+    factors = (rows[:, None] + columns).view(-1)
+    assert max(sizes) <= len(factors), max(sizes)
+    chunks = flat.view(torch.int64).split(len(factors))
+    totals = torch.cat([chunk * factors[: len(chunk)] for chunk in chunks]).cumsum(0)
+    lengths = torch.tensor(sizes, device=flat.device)
+    ends = totals[lengths.cumsum(0) - 1]
+    return ends.diff(prepend=ends.new_zeros(1)) + (_ODD + lengths)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -59,11 +56,33 @@ def _words(tensor: Tensor) -> Tensor:
     return flat.view(torch.int64)
 
 
+def _folded(words: Tensor, level: int) -> Tensor:
+    """A word for each block of rows and columns, the sum of its own times their factors.
+
+    A factor is that of the row plus that of the column, so the words are only added up: twice as
+    quick as multiplying each.
+    """
+    rows, columns = _factors(words.device, level)
+    sums = []
+    for chunk in words.split(_ROWS * _COLUMNS):
+        num, left = divmod(len(chunk), _COLUMNS)
+        block, rest = chunk[: num * _COLUMNS].view(num, _COLUMNS), chunk[num * _COLUMNS :]
+        total = (block.sum(0) * columns).sum() + (block.sum(1) * rows[:num]).sum()
+        if left:
+            total = total + (rest * (rows[num] + columns[:left])).sum()
+        sums.append(total)
+    return torch.stack(sums)
+
+
 @cache
-def _weights(device: Any) -> Tensor:
-    return torch.arange(1, _WORDS + 1, device=device, dtype=torch.int64) * _ODD | 1
-
-
-def _signed(value: int) -> int:
-    """As an int64 holds it."""
-    return (value + (1 << 63) & _MASK) - (1 << 63)
+def _factors(device: Any, level: int) -> tuple[Tensor, Tensor]:
+    """Even ones [rows] and odd ones [columns]; each level has others, or a word of block i at j
+    would be as good as one of block j at i.
+    """
+    generator = torch.Generator().manual_seed(_ODD + level)
+    half = 1 << 62
+    rows, columns = (
+        2 * torch.randint(-half, half, (size,), generator=generator).to(device)
+        for size in (_ROWS, _COLUMNS)
+    )
+    return rows, columns + 1

@@ -1,22 +1,24 @@
-"""A rank's share of a plan as views of its tensors: what it packs, unpacks and checks.
+"""A rank's share of a plan as views of its tensors: what it sends, receives and checks.
 
-A message is all that one rank sends another in one bucket: its pieces, each begun at a multiple of
-8 bytes, then two 64-bit integers a piece, the piece's fingerprint.
+A message is all that one rank sends another in one bucket: its small pieces packed together, each
+large one by itself, then a fingerprint a piece. Large pieces travel from where they lie to where
+they belong; only those that do not lie in one run are copied.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlkit.reshard.fingerprints import as_bytes, fingerprint
+from rlkit.reshard.fingerprints import as_bytes, fingerprint_tensor, fingerprints_packed
 from rlkit.reshard.plan_moves import ReshardPlan
 from rlkit.reshard.plan_ranks import Place, itemsize
 
-FINGERPRINT_BYTES = 16
+LARGE = 256 << 10  # bytes: from here on a copy costs more than a message
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,13 @@ class Piece:
     """Index of its first element in the whole tensor; of an expert, in the expert's."""
     dtype: str
     nbytes: int
-    start: int
-    """Its first byte in the message."""
     here: Place | None
     """In a tensor of this rank; None for what a target receives and does not keep."""
+
+    @property
+    def in_place(self) -> bool:
+        """It travels by itself from or to where it lies."""
+        return self.nbytes >= LARGE and self.here is not None and self.here.in_one_run
 
     def view(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The piece in a rank's tensors."""
@@ -46,6 +51,17 @@ class Piece:
         return f"{self.name}[{', '.join(map(str, index))}]"
 
 
+class Part(NamedTuple):
+    """A piece during a reshard."""
+
+    piece: Piece
+    view: Tensor | None
+    """The piece in the rank's tensors; None for what is not kept."""
+    bytes: Tensor
+    """What travels [nbytes]: the view itself, or its copy in a buffer."""
+    copied: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """What travels between this rank and a peer in one bucket."""
@@ -53,63 +69,93 @@ class Message:
     bucket: int
     peer: int
     pieces: tuple[Piece, ...]
+    """Small ones first."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire."""
-        return self.body + FINGERPRINT_BYTES * len(self.pieces)
-
-    @property
-    def body(self) -> int:
         """Bytes of the pieces."""
-        last = self.pieces[-1]
-        return last.start + _aligned(last.nbytes)
+        return sum(piece.nbytes for piece in self.pieces)
 
-    def pack(self, tensors: Mapping[str, Tensor], flat: Tensor, *, version: int | None) -> Tensor:
-        """The message, from a source's tensors into flat [nbytes] uint8.
+    def room(self, *, in_place: bool = True) -> int:
+        """Bytes of buffer that ``parts`` needs."""
+        return sum(_aligned(p.nbytes) for p in self.pieces if not (in_place and p.in_place))
 
-        The version is part of the fingerprints, so that a message of an earlier reshard is no
-        message. Without one there are none.
-        """
-        sums = []
+    def parts(
+        self, tensors: Mapping[str, Tensor], flat: Tensor, *, in_place: bool = True
+    ) -> list[Part]:
+        """Where each piece is while it travels: in the rank's tensors, or in ``flat`` [room]."""
+        found, start = [], 0
         for piece in self.pieces:
-            view, part = piece.view(tensors), flat[piece.start : piece.start + piece.nbytes]
-            part.view(view.dtype).view(view.shape).copy_(view)
-            sums.append((0, 0) if version is None else _stamped(part, version))
-        flat[self.body :].view(torch.int64).copy_(torch.tensor(sums).reshape(-1))
-        return flat
-
-    def unpack(self, flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Put what a target keeps into its tensors."""
-        for piece, part, _ in self._kept(flat):
-            view = piece.view(tensors)
-            view.copy_(part.view(view.dtype).view(view.shape))
-
-    def damaged(self, flat: Tensor, tensors: Mapping[str, Tensor], *, version: int) -> list[str]:
-        """Names of pieces that lie in a target's tensors with other bits than the source sent."""
-        return [
-            piece.name
-            for piece, _, sums in self._kept(flat)
-            if _stamped(piece.view(tensors), version) != sums
-        ]
-
-    def differing(self, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[str]:
-        """``name[index]`` of the first element of each such piece: bit by bit, no fingerprints."""
-        found = []
-        for piece, part, _ in self._kept(flat):
-            view = piece.view(tensors)
-            wrong = as_bytes(view.contiguous()) != part
-            if bool(wrong.any()):
-                element = int(wrong.nonzero()[0]) // itemsize(piece.dtype)
-                found.append(piece.element(np.unravel_index(element, tuple(view.shape))))
+            view = None if piece.here is None else piece.view(tensors)
+            if in_place and piece.in_place:
+                assert view is not None
+                found.append(Part(piece, view, as_bytes(view), copied=False))
+                continue
+            found.append(Part(piece, view, flat[start : start + piece.nbytes], copied=True))
+            start += _aligned(piece.nbytes)
         return found
 
-    def _kept(self, flat: Tensor) -> Iterator[tuple[Piece, Tensor, tuple[int, int]]]:
-        """(piece, its bytes, its fingerprint) of what a target keeps."""
-        sums = flat[self.body :].view(torch.int64).view(-1, 2).tolist()
-        for piece, (plain, weighted) in zip(self.pieces, sums, strict=True):
-            if piece.here is not None:
-                yield piece, flat[piece.start : piece.start + piece.nbytes], (plain, weighted)
+    def frames(self, parts: Sequence[Part], flat: Tensor) -> list["Frame"]:
+        """What travels at once: small parts together, in ``flat``; each large one by itself."""
+        small = [part for part in parts if part.piece.nbytes < LARGE]
+        size = sum(_aligned(part.piece.nbytes) for part in small)
+        packed = [Frame(flat[:size], small)] if small else []
+        return packed + [Frame(part.bytes, [part]) for part in parts[len(small) :]]
+
+
+class Frame(NamedTuple):
+    """Bytes that travel at once, and the parts in them."""
+
+    bytes: Tensor
+    inside: list[Part]
+
+    def fingerprints(self, version: int) -> Tensor:
+        """[parts]. The version is part of them, so that a message of an earlier reshard is no
+        message.
+        """
+        if self.inside[0].piece.nbytes >= LARGE:
+            return fingerprint_tensor(self.bytes).reshape(1) ^ version
+        sizes = [_aligned(part.piece.nbytes) // 8 for part in self.inside]
+        return fingerprints_packed(self.bytes, sizes) ^ version
+
+
+def pack(parts: Sequence[Part]) -> None:
+    """Copy what does not travel from where it lies."""
+    for part in parts:
+        if part.copied and part.view is not None:
+            part.bytes.view(part.view.dtype).view(part.view.shape).copy_(part.view)
+
+
+def unpack(parts: Sequence[Part]) -> None:
+    """Copy what did not arrive where it belongs."""
+    for part in parts:
+        if part.copied and part.view is not None:
+            part.view.copy_(part.bytes.view(part.view.dtype).view(part.view.shape))
+
+
+def damaged(parts: Sequence[Part], sums: Tensor, found: Tensor) -> list[str]:
+    """Names of pieces that are kept and arrived with other bits than the source sent."""
+    wrong = (sums != found).nonzero()[:, 0].tolist()
+    return [parts[i].piece.name for i in wrong if parts[i].view is not None]
+
+
+def differing(parts: Sequence[Part]) -> list[str]:
+    """``name[index]`` of the first element of each piece that lies in a target's tensors with other
+    bits than in the buffer: no fingerprints.
+    """
+    found = []
+    for piece, view, sent, _ in parts:
+        if view is not None and not same_bits(view, sent.view(view.dtype).view(view.shape)):
+            wrong = as_bytes(view.contiguous()) != sent
+            element = int(wrong.nonzero()[0]) // itemsize(piece.dtype)
+            found.append(piece.element(np.unravel_index(element, tuple(view.shape))))
+    return found
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Equal bits of two tensors of one shape and dtype, NaN and signs of zeros included."""
+    bits = _BITS[one.itemsize]
+    return torch.equal(one.view(bits), other.view(bits))
 
 
 class Share:
@@ -134,20 +180,17 @@ class Share:
         """Those of a bucket that travel."""
         return [message for message in messages.get(bucket, []) if message.peer != self.rank]
 
-    @property
-    def most_in(self) -> int:
-        """Bytes that arrive in the largest bucket."""
-        sizes = (self.far(self.incoming, bucket) for bucket in self.incoming)
-        return max((sum(m.nbytes for m in each) for each in sizes), default=0)
-
-    @property
-    def most_out(self) -> int:
-        """Bytes of the largest message that is sent."""
-        sizes = (m.nbytes for bucket in self.outgoing for m in self.far(self.outgoing, bucket))
-        return max(sizes, default=0)
+    def rooms(self, *, in_place: bool = True) -> tuple[int, int]:
+        """Bytes of buffer for all that arrives in one bucket, and for one message that is sent."""
+        arriving, leaving = [0], [0]
+        for bucket in range(self.num_buckets):
+            incoming, outgoing = (self.far(m, bucket) for m in (self.incoming, self.outgoing))
+            arriving.append(sum(message.room(in_place=in_place) for message in incoming))
+            leaving += [message.room(in_place=in_place) for message in outgoing]
+        return max(arriving), max(leaving)
 
     def _pieces(self, rows: np.ndarray, *, outgoing: bool) -> tuple[Piece, ...]:
-        cut, moves, found, start = self.plan.cut, self.plan.moves, [], 0
+        cut, moves, found = self.plan.cut, self.plan.moves, []
         side = cut.train if outgoing else cut.infer
         for row in rows.tolist():
             block, layer = self.plan.blocks[moves.block[row]], int(moves.layer[row])
@@ -163,9 +206,8 @@ class Share:
                     rank = self.rank - side.first_rank
                     here = side.place(rank, p, layer, (expert, expert + 1), part)[0]
                 name = p.named(layer, expert)
-                found.append(Piece(name, tuple(corner), p.dtype, nbytes, start, here))
-                start += _aligned(nbytes)
-        return tuple(found)
+                found.append(Piece(name, tuple(corner), p.dtype, nbytes, here))
+        return tuple(sorted(found, key=lambda piece: piece.nbytes >= LARGE))
 
 
 def _rows_by_message(bucket: np.ndarray, peer: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
@@ -175,11 +217,6 @@ def _rows_by_message(bucket: np.ndarray, peer: np.ndarray, rows: np.ndarray) -> 
         return []
     new = (np.diff(bucket[order]) != 0) | (np.diff(peer[order]) != 0)
     return np.split(order, np.flatnonzero(new) + 1)
-
-
-def _stamped(tensor: Tensor, version: int) -> tuple[int, int]:
-    plain, weighted = fingerprint(tensor)
-    return plain ^ version, weighted
 
 
 def _aligned(nbytes: int) -> int:

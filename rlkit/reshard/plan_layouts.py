@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rlkit.config import Layout, ModelSpec
 from rlkit.reshard.plan_cells import Cut
@@ -12,6 +13,43 @@ from rlkit.reshard.plan_strategies import allgather_swap
 from rlkit.reshard.plan_tables import parameters
 
 MakeForm = Callable[[ModelSpec, Layout], Form]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """How the ranks of a worker group hold a model: one side of a plan."""
+
+    model: ModelSpec
+    layout: Layout
+    form: MakeForm
+    dtype: str
+    """torch's name of it."""
+
+
+def plan_between(
+    source: Held,
+    target: Held,
+    *,
+    devices: int | tuple[int, int],
+    strategy: Callable[[Cut], ReshardPlan],
+) -> ReshardPlan:
+    """``plan_reshard`` from what the workers of two groups hold, which must be the same model."""
+    here, there = ({p.name: p.shape for p in parameters(x.model)} for x in (source, target))
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            raise ValueError(
+                f"reshard: {name} is {here.get(name)} at the source and {there.get(name)} at the "
+                "target; need the same model on both sides."
+            )
+    return plan_reshard(
+        source.model,
+        source.layout,
+        target.layout,
+        devices=devices,
+        strategy=strategy,
+        forms=(source.form, target.form),
+        dtype=source.dtype,
+    )
 
 
 def plan_reshard(

@@ -28,6 +28,8 @@ class Place:
 
     name: str
     index: tuple[slice, ...]
+    in_one_run: bool
+    """Its bytes lie together, if the tensor's do."""
 
 
 class Side:
@@ -162,15 +164,18 @@ class Side:
         axis = p.axis - int(p.experts)
         index = [slice(None)] * (len(p.shape) - int(p.experts))
         index[axis] = slice(rows[0] - run.start + run.at, rows[1] - run.start + run.at)
+        full = rows[1] - rows[0] == sum(self.lengths[part] for part in stored.parts)
         if not p.experts:
-            return [Place(self._name(stored, rank, p, layer), tuple(index))]
+            return [Place(self._name(stored, rank, p, layer), tuple(index), full or not axis)]
         first = self.experts(p)[self.ep[rank]][0]
         local = (experts[0] - first, experts[1] - first)
         if stored.stacked:
             name = self._name(stored, rank, p, layer)
-            return [Place(name, (slice(*local), *index))]
+            one_run = full or (not axis and local[1] - local[0] == 1)
+            return [Place(name, (slice(*local), *index), one_run)]
         return [
-            Place(self._name(stored, rank, p, layer, first, i), tuple(index)) for i in range(*local)
+            Place(self._name(stored, rank, p, layer, first, i), tuple(index), full or not axis)
+            for i in range(*local)
         ]
 
     def _name(

@@ -3,20 +3,29 @@
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rlkit.reshard.fingerprints import fingerprint
-from rlkit.reshard.pieces import Message
-from rlkit.reshard.resharder import ReshardReport
+from rlkit import device
+from rlkit.reshard.exchange import Exchange
+from rlkit.reshard.pieces import (
+    Frame,
+    Message,
+    damaged,
+    differing,
+    pack,
+    unpack,
+)
+from rlkit.reshard.report import ReshardReport
 from rlkit.reshard.shards import Shards
 
 logger = logging.getLogger("rlkit.reshard")
 
-Wire = Callable[[int, Message, Tensor], Tensor | None]
-"""(source, message, bytes) -> the bytes that arrive; None: they are lost."""
+Wire = Callable[[int, Message, list[Tensor]], list[Tensor] | None]
+"""(source, message, bytes of each piece, then the fingerprints) -> those that arrive; None: they
+are lost."""
 
 
 def reshard_in_process(
@@ -29,23 +38,26 @@ def reshard_in_process(
 ) -> ReshardReport:
     """Fill the generation tensors of all ranks of a plan, one rank after the other.
 
-    Every piece is compared by fingerprint (``check``), or element by element too, so that an error
-    names the first element that differs. The ranks publish ``version`` together or not at all.
+    Every piece that travels is compared by fingerprint (``check``), or element by element too, so
+    that an error names the first element that differs. The ranks publish ``version`` together or
+    not at all.
     """
-    start, peak, stamp = time.perf_counter(), 0, version if check else None
-    by_rank = {s.rank: s for s in shards}
-    wire = wire or (lambda source, message, flat: flat)
+    start, stamp, bad = time.perf_counter(), version if check else None, []
     try:
         into = {s.rank: s.begin() for s in shards}
-        bad: list[str] = []
+        peak = max(map(_peak, shards))
         for bucket in range(shards[0].share.num_buckets):
-            inbox, packed = _deliver(shards, bucket, wire, version=stamp)
             for s in shards:
-                bad += _take(s, bucket, inbox[s.rank], into[s.rank], version=stamp)
-                peak = max(peak, _held(s) + sum(f.nbytes for f in inbox[s.rank].values())
-                           + packed[s.rank])  # fmt: skip
+                _copy(s, bucket, into[s.rank])
+            for pair in _pairs(shards, bucket):
+                bad += _deliver(pair, into[pair.target.rank], wire, version=stamp)
         if elementwise:
-            bad = list(_elementwise(by_rank, into)) or bad
+            bad = [
+                name
+                for bucket in range(shards[0].share.num_buckets)
+                for pair in _pairs(shards, bucket)
+                for name in _elementwise(pair, into[pair.target.rank])
+            ] or bad
         _raise_for(bad, shards[0].version)
         for s in shards:
             s.swap_out()
@@ -67,17 +79,21 @@ def reshard_over(
     """
     start, stamp, bad = time.perf_counter(), version if check else None, []
     try:
-        into, share = shards.begin(), shards.share
-        buffers = [_buffer(nbytes, shards) for nbytes in (share.most_in, *[share.most_out] * 2)]
-        peak = _held(shards) + sum(buffer.nbytes for buffer in buffers)
-        for bucket in range(share.num_buckets):
-            logger.debug("rank %d: bucket %d", shards.rank, bucket)
-            inbox = _exchange(group, shards, bucket, buffers, version=stamp)
-            bad += _take(shards, bucket, inbox, into, version=stamp)
-        if elementwise:
-            bad = list(_elementwise_over(group, shards, into, buffers)) or bad
+        with device.Waiter() as waiter:
+            into = shards.begin()
+            exchange = Exchange(group, shards, into, waiter, version=stamp)
+            peak = _held(shards) + exchange.buffer_bytes
+            for bucket in range(shards.share.num_buckets):
+                logger.debug("rank %d: bucket %d", shards.rank, bucket)
+                exchange.start(bucket)
+                _copy(shards, bucket, into)  # while messages travel
+                bad += exchange.take()
+            del exchange
+            if elementwise:
+                again = Exchange(group, shards, into, waiter, version=None, in_place=False)
+                bad = _sent_again(again) or bad
+                del again
         _raise_for(bad, shards.version, elsewhere=_sum(group, len(bad)))
-        del buffers
         _swap_together(group, shards)
     except BaseException:
         shards.discard()
@@ -89,121 +105,84 @@ def reshard_over(
 # ---- one bucket ----
 
 
+class Pair(NamedTuple):
+    """A message that travels, as both ends have it."""
+
+    source: Shards
+    target: Shards
+    sent: Message
+    received: Message
+
+
+def _pairs(shards: Sequence[Shards], bucket: int) -> Iterator[Pair]:
+    by_rank = {s.rank: s for s in shards}
+    for source in shards:
+        for sent in source.share.far(source.share.outgoing, bucket):
+            target = by_rank[sent.peer]
+            incoming = target.share.incoming[bucket]
+            received = next(m for m in incoming if m.peer == source.rank)
+            yield Pair(source, target, sent, received)
+
+
 def _deliver(
-    shards: Sequence[Shards], bucket: int, wire: Wire, *, version: int | None
-) -> tuple[dict[int, dict[int, Tensor]], dict[int, int]]:
-    """What each rank receives by source, and the largest message that each packs."""
-    inbox: dict[int, dict[int, Tensor]] = {s.rank: {} for s in shards}
-    packed = dict.fromkeys(inbox, 0)
-    for s in shards:
-        for message in s.share.far(s.share.outgoing, bucket):
-            flat = message.pack(s.training, _buffer(message.nbytes, s), version=version)
-            packed[s.rank] = max(packed[s.rank], flat.nbytes)
-            arrived = wire(s.rank, message, flat)
-            if arrived is not None:
-                inbox[message.peer][s.rank] = arrived
-    return inbox, packed
-
-
-def _exchange(
-    group: Any, shards: Shards, bucket: int, buffers: Sequence[Tensor], *, version: int | None
-) -> dict[int, Tensor]:
-    """``_deliver`` over a process group: receives are open before the first send, and a bucket ends
-    before the next begins, so ranks that are a bucket apart never wait for each other in a circle.
-    One message is packed while another is sent.
-    """
-    share, waits, inbox, start = shards.share, [], {}, 0
-    for message in share.far(share.incoming, bucket):
-        inbox[message.peer] = buffers[0][start : start + message.nbytes]
-        start += message.nbytes
-        waits.append((message, group.recv([inbox[message.peer]], message.peer, bucket)))
-    sending: list[tuple[Message, Any]] = []
-    for i, message in enumerate(share.far(share.outgoing, bucket)):
-        if i > 1:  # its buffer is the one of the message before the last
-            _wait(*sending[i - 2], shards, "to")
-        flat = message.pack(shards.training, buffers[1 + i % 2][: message.nbytes], version=version)
-        sending.append((message, group.send([flat], message.peer, bucket)))
-    for message, work in sending[-2:]:
-        _wait(message, work, shards, "to")
-    for message, work in waits:
-        _wait(message, work, shards, "from")
-    return inbox
-
-
-def _wait(message: Message, work: Any, shards: Shards, way: str) -> None:
-    try:
-        work.wait()
-    except RuntimeError as error:
+    pair: Pair, into: dict[str, Tensor], wire: Wire | None, *, version: int | None
+) -> list[str]:
+    """Copy a message's parts from one rank's tensors or buffer to the other's: damaged ones."""
+    source, target, sent, received = pair
+    out, box = source.buffer(sent.room()), target.buffer(received.room())
+    leaving, arriving = sent.parts(source.training, out), received.parts(into, box)
+    pack(leaving)
+    arrived = [part.bytes for part in leaving]
+    if version is not None:
+        arrived += [_fingerprints(sent.frames(leaving, out), version)]
+    if wire is not None:
+        arrived = wire(source.rank, sent, arrived)
+    if arrived is None:
         raise RuntimeError(
-            f"reshard: rank {shards.rank} waited in vain for bucket {message.bucket} {way} rank "
-            f"{message.peer} ({message.pieces[0].name} first); version {shards.version} stays. "
-            f"Did that rank call reshard, with the same plan? ({str(error).splitlines()[0]})"
-        ) from error
+            f"reshard: of bucket {sent.bucket} nothing arrived at rank {target.rank} from rank "
+            f"{source.rank} ({len(sent.pieces)} pieces, {sent.pieces[0].name} first); "
+            f"version {target.version} stays. Reshard again."
+        )
+    for part, bytes_ in zip(arriving, arrived, strict=False):
+        part.bytes.copy_(bytes_)
+    unpack(arriving)
+    if version is None:
+        return []
+    return damaged(arriving, arrived[-1], _fingerprints(received.frames(arriving, box), version))
 
 
-def _take(
-    s: Shards,
-    bucket: int,
-    inbox: dict[int, Tensor],
-    into: dict[str, Tensor],
-    *,
-    version: int | None,
-) -> list[str]:
-    """Put what arrived, and pieces that are here already, in place: names of damaged ones."""
-    bad: list[str] = []
-    for message in s.share.incoming.get(bucket, []):
-        if message.peer == s.rank:
-            bad += _copy(s, bucket, message, into, check=version is not None)
-            continue
-        flat = inbox.get(message.peer)
-        if flat is None:
-            raise RuntimeError(
-                f"reshard: of bucket {bucket} nothing arrived at rank {s.rank} from rank "
-                f"{message.peer} ({len(message.pieces)} pieces, {message.pieces[0].name} first); "
-                f"version {s.version} stays. Reshard again."
-            )
-        message.unpack(flat, into)
-        bad += [] if version is None else message.damaged(flat, into, version=version)
-    return bad
+def _fingerprints(frames: Sequence[Frame], version: int) -> Tensor:
+    return torch.cat([frame.fingerprints(version) for frame in frames])
 
 
-def _copy(
-    s: Shards, bucket: int, message: Message, into: dict[str, Tensor], *, check: bool
-) -> list[str]:
-    """Pieces that stay on their device."""
-    bad = []
-    own = next(m for m in s.share.outgoing[bucket] if m.peer == s.rank)
-    for source, target in zip(own.pieces, message.pieces, strict=True):
-        if target.here is None:
-            continue
-        before, after = source.view(s.training), target.view(into)
-        after.copy_(before.view(after.shape))
-        if check and fingerprint(before) != fingerprint(after):
-            bad.append(target.name)
-    return bad
+def _copy(s: Shards, bucket: int, into: dict[str, Tensor]) -> None:
+    """Copy pieces that stay on their device."""
+    own = [m for m in s.share.outgoing.get(bucket, []) if m.peer == s.rank]
+    for message in (m for m in s.share.incoming.get(bucket, []) if m.peer == s.rank):
+        for source, target in zip(own[0].pieces, message.pieces, strict=True):
+            if target.here is not None:
+                after = target.view(into)
+                after.copy_(source.view(s.training).view(after.shape))
 
 
 # ---- checks ----
 
 
-def _elementwise(by_rank: dict[int, Shards], into: dict[int, dict[str, Tensor]]) -> Iterator[str]:
-    """Every piece is packed once more and compared with what lies at its target."""
-    for source in by_rank.values():
-        for message in (m for each in source.share.outgoing.values() for m in each):
-            target = by_rank[message.peer].share.incoming[message.bucket]
-            twin = next(m for m in target if m.peer == source.rank)
-            flat = _buffer(message.nbytes, source)
-            message.pack(source.training, flat, version=None)
-            yield from twin.differing(flat, into[message.peer])
+def _elementwise(pair: Pair, into: dict[str, Tensor]) -> list[str]:
+    """A message is packed once more and compared with what lies at its target."""
+    source, _, sent, received = pair
+    flat = source.buffer(sent.room(in_place=False))
+    pack(sent.parts(source.training, flat, in_place=False))
+    return differing(received.parts(into, flat, in_place=False))
 
 
-def _elementwise_over(
-    group: Any, shards: Shards, into: dict[str, Tensor], buffers: Sequence[Tensor]
-) -> Iterator[str]:
-    for bucket in range(shards.share.num_buckets):
-        inbox = _exchange(group, shards, bucket, buffers, version=None)
-        for message in shards.share.far(shards.share.incoming, bucket):
-            yield from message.differing(inbox[message.peer], into)
+def _sent_again(exchange: Exchange) -> list[str]:
+    """Everything is sent once more and compared with what lies in this rank's tensors."""
+    bad: list[str] = []
+    for bucket in range(exchange.shards.share.num_buckets):
+        exchange.start(bucket)
+        bad += exchange.compare()
+    return bad
 
 
 def _raise_for(bad: Sequence[str], version: int, *, elsewhere: int = 0) -> None:
@@ -213,10 +192,6 @@ def _raise_for(bad: Sequence[str], version: int, *, elsewhere: int = 0) -> None:
             f"reshard: {what if bad else f'{elsewhere} pieces differ on other ranks'}; version "
             f"{version} stays. Reshard again; with elementwise=True the error names the element."
         )
-
-
-def _buffer(nbytes: int, s: Shards) -> Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8, device=s.device)
 
 
 def _swap_together(group: Any, shards: Shards) -> None:
@@ -238,12 +213,17 @@ def _swap_together(group: Any, shards: Shards) -> None:
 
 def _sum(group: Any, number: int) -> int:
     total = torch.tensor([number])
-    group.allreduce([total]).wait()
+    device.finish(group.allreduce([total]))
     return int(total)
 
 
 def _held(s: Shards) -> int:
     return s.memory()["weights"]
+
+
+def _peak(s: Shards) -> int:
+    arriving, leaving = s.share.rooms()
+    return _held(s) + arriving + 2 * leaving
 
 
 def _report(s: Shards, start: float, peak: int, version: int, *, verified: bool) -> ReshardReport:

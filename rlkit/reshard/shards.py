@@ -68,6 +68,15 @@ class Shards:
             }
         return self._generation
 
+    def hand_over(self) -> dict[str, Tensor]:
+        """Generation tensors, which are the caller's from now on; the next reshard makes others."""
+        found, self._generation = self.generation, None
+        return found
+
+    def buffer(self, nbytes: int) -> Tensor:
+        """Room on the rank's device [nbytes]."""
+        return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+
     def swap_out(self) -> None:
         """Move training shards to host memory, if the plan does."""
         if self.plan.swaps:

@@ -3,13 +3,12 @@
 Its rank among its peers, its device, the run's seed, and how to sum over ranks.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from rlkit import trace
+from rlkit import device, trace
 from rlkit.checks import PeerError
 from rlkit.config import Layout
 
@@ -94,12 +93,7 @@ class Collective:
     def _run(self, what: str, start: Any) -> None:
         try:
             with trace.wait(what):
-                work = start()
-                delay_s = 1e-5
-                while not work.is_completed():
-                    time.sleep(delay_s)
-                    delay_s = min(2 * delay_s, 1e-3)
-                work.wait()
+                device.finish(start())
         except RuntimeError as error:
             raise PeerError(
                 f"{self.name}: {what} over {self.size} ranks failed on rank {self.rank}: a peer "

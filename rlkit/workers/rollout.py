@@ -1,7 +1,8 @@
 """RolloutWorker: prompts in, responses out."""
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,14 @@ from torch import Tensor
 from rlkit.batch import Batch
 from rlkit.checks import whole
 from rlkit.columns import check_group_ids
-from rlkit.config import SamplingParams
+from rlkit.config import Layout, SamplingParams
 from rlkit.engines.requests import Request
 from rlkit.engines.torch_engine import TorchEngine
 from rlkit.models.pretrained import Pretrained
-from rlkit.reshard.plan import TensorFacts, facts_of
+from rlkit.reshard.plan_forms import separate
+from rlkit.reshard.plan_layouts import Held
+from rlkit.reshard.plan_moves import ReshardPlan
+from rlkit.reshard.report import ReshardReport
 from rlkit.shield import shield
 from rlkit.workers import memory, weights
 from rlkit.workers.context import Rendezvous, WorkerContext
@@ -57,7 +61,7 @@ class RolloutWorker:
     ) -> None:
         self.context = context or WorkerContext()
         self.context.layout.whole("RolloutWorker")
-        self.tokenizer = model.tokenizer
+        self.spec, self.tokenizer = model.spec, model.tokenizer
         self.max_new_tokens = whole("max_new_tokens", max_new_tokens)
         self.engine = engine(
             model, device=self.context.device, seed=self.context.seed, max_rows=max_rows
@@ -252,26 +256,29 @@ class RolloutWorker:
         """Bytes held now, by category of the trace."""
         return memory.of_engine(self.engine, self.staged)
 
-    def weight_facts(self) -> list[TensorFacts]:
-        """Name, shape and dtype of each weight."""
-        return facts_of(self.weights())
+    def held(self) -> Held:
+        """How an engine holds the model: whole, by Hugging Face name, unless it says otherwise."""
+        layout = getattr(self.engine, "layout", Layout())
+        form = getattr(self.engine, "form", separate)
+        return Held(model=self.spec, layout=layout, form=form, dtype="float32")
 
-    def join_link(self, host: str, port: int, name: str, size: int, first_rank: int) -> None:
-        """Enter a weight transfer's process group."""
-        meeting, rank = Rendezvous(host, port, name, size), first_rank + self.context.dp_rank
-        self.link.join(meeting, rank, timeout_s=self.context.timeout_s)
-
-    def receive_weights(self, buckets: Sequence[Sequence[TensorFacts]], link: str) -> None:
-        """Receive buckets beside the weights in use, and compare their fingerprints."""
-        self.staged = weights.receive(self.link.get(link), buckets, device=self.context.device)
-
-    def stage_weights(
-        self, tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, int]]
+    def join_link(
+        self, meeting: tuple[str, int, str, int], first_rank: int, plan: ReshardPlan
     ) -> None:
-        """Take tensors of this process in place of received ones; compared all the same."""
-        staged = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        weights.compare(expected, staged)
-        self.staged = staged
+        """Enter a weight transfer's process group, with the plan of what moves."""
+        rank = first_rank + self.context.dp_rank
+        self.link.join(Rendezvous(*meeting), rank, plan, timeout_s=self.context.timeout_s)
+
+    def receive_weights(self, *, version: int, link: str) -> ReshardReport:
+        """Receive what that link's plan says beside the weights in use, compared as it comes."""
+        shards, report = self.link.move({}, version=version, link=link)
+        return self.stage_weights(shards.hand_over(), report)
+
+    def stage_weights(self, tensors: Mapping[str, Tensor], report: ReshardReport) -> ReshardReport:
+        """Keep whole new weights until they are published; the report, with those in use added."""
+        self.staged = dict(tensors)
+        in_use = memory.of_engine(self.engine, None).get("weights", 0)
+        return replace(report, peak_gib=report.peak_gib + in_use / 2**30)
 
     def publish_weights(self, *, version: int) -> None:
         """Serve the staged weights as ``version``."""

@@ -1,7 +1,7 @@
 """ActorWorker trains the policy, CriticWorker its values; ReferenceWorker only reads a policy."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ from rlkit.algo import clipped_value_loss
 from rlkit.backends.torch_backend import TorchBackend
 from rlkit.batch import Batch
 from rlkit.checks import whole
-from rlkit.config import OptimConfig
+from rlkit.config import Layout, OptimConfig
 from rlkit.functions import Source, source_of
 from rlkit.metrics import StepMetrics
 from rlkit.models import pretrained
 from rlkit.models.pretrained import Pretrained
-from rlkit.reshard.plan import TensorFacts, facts_of
+from rlkit.reshard.plan_forms import separate
+from rlkit.reshard.plan_layouts import Held
+from rlkit.reshard.plan_moves import ReshardPlan
+from rlkit.reshard.swap import HostSwap
 from rlkit.store import Column
 from rlkit.types import LossFn
 from rlkit.workers import memory, state, weights
@@ -84,10 +87,17 @@ class Trainer:
     ) -> None:
         self.context = context or WorkerContext()
         self.token_budget = whole("token_budget", token_budget, what="token")
-        self.backend = backend(
+        self._away: HostSwap | None = None
+        self._backend = backend(
             model, device=self.context.device, lr=lr, optim=optim, context=self.context
         )
         self._version = 0
+
+    @property
+    def backend(self) -> Any:
+        """The backend, with its tensors on the device."""
+        self.onload()
+        return self._backend
 
     @property
     def version(self) -> int:
@@ -143,9 +153,22 @@ class Trainer:
         if peers is not None:
             self._version = self.backend.resync(peers, version=self._version)
 
+    def offload(self) -> None:
+        """Move weights and optimizer state to host memory, until a call needs them."""
+        swap = HostSwap(self.backend.resident())
+        swap.out()
+        self._away = swap
+
+    def onload(self) -> None:
+        """Bring back what ``offload`` took."""
+        if self._away is not None:
+            self._away.back()
+            self._away = None
+
     def memory(self) -> dict[str, int]:
         """Bytes held now, by category of the trace."""
-        return memory.of_backend(self.backend)
+        held = memory.of_backend(self._backend)
+        return held if self._away is None else held | {"host_swap": self._away.host_bytes}
 
     def save_state(self, folder: str | os.PathLike[str]) -> Receipt | None:
         """Write weights, optimizer state and version into a folder; the first rank does.
@@ -202,29 +225,31 @@ class ActorWorker(Trainer):
         """Weights by Hugging Face name, not copied."""
         return self.backend.state_dict()
 
-    def weight_facts(self) -> list[TensorFacts]:
-        """Name, shape and dtype of each weight."""
-        return facts_of(self.weights())
+    def held(self) -> Held:
+        """How this group's ranks hold the model: whole, or as a backend with a ``form`` cuts it."""
+        form = getattr(self.backend, "form", None)
+        layout = self.backend.layout if form else Layout()
+        dtype = str(next(iter(self.shard().values())).dtype)[6:]
+        return Held(model=self.spec, layout=layout, form=form or separate, dtype=dtype)
 
-    def fingerprints(self) -> dict[str, tuple[int, int]]:
-        """Fingerprint of each weight."""
-        return weights.fingerprints(self.weights())
+    def shard(self) -> Mapping[str, Tensor]:
+        """This rank's tensors, as ``held`` says."""
+        return self.backend.shards if hasattr(self.backend, "form") else self.weights()
 
     def meet_targets(self) -> tuple[str, int]:
         """Open a meeting point for a weight transfer: (host, port)."""
         return self.link.meet(timeout_s=self.context.timeout_s)
 
-    def join_link(self, host: str, port: int, name: str, size: int, first_rank: int) -> None:
-        """Enter a weight transfer's process group; only this group's first rank sends."""
-        if self.context.rank == 0:
-            meeting = Rendezvous(host, port, name, size)
-            self.link.join(meeting, first_rank, timeout_s=self.context.timeout_s)
+    def join_link(
+        self, meeting: tuple[str, int, str, int], first_rank: int, plan: ReshardPlan
+    ) -> None:
+        """Enter a weight transfer's process group, with the plan of what moves."""
+        rank = first_rank + self.context.rank
+        self.link.join(Rendezvous(*meeting), rank, plan, timeout_s=self.context.timeout_s)
 
-    def send_weights(self, buckets: Sequence[Sequence[TensorFacts]], link: str) -> None:
-        """Send buckets of weights over the link of that name, from this group's first rank."""
-        tensors = self.weights()  # of a model that is cut, all ranks make it
-        if self.context.rank == 0:
-            weights.send(self.link.get(link), tensors, buckets)
+    def send_weights(self, *, version: int, link: str) -> None:
+        """Send what that link's plan says of this rank's tensors."""
+        self.link.move(self.shard(), version=version, link=link)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> Path:
         """Write a Hugging Face checkpoint folder; the first rank does."""

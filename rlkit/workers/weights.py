@@ -1,51 +1,35 @@
-"""Weights on the move between workers: fingerprints, and buckets over a process group."""
+"""A worker's end of a weight transfer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from rlkit.reshard.fingerprints import compare, fingerprint, fingerprints
+from rlkit.reshard.plan_moves import ReshardPlan
+from rlkit.reshard.report import ReshardReport
+from rlkit.reshard.run import reshard_over
+from rlkit.reshard.shards import Shards
 from rlkit.workers.context import Collective, Rendezvous, open_meeting
 
-__all__ = ["Link", "compare", "fingerprint", "fingerprints", "own_address", "receive", "send"]
 
+@dataclass(slots=True)
+class _Joined:
+    """A process group that weights travel over, and what travels."""
 
-def send(
-    group: Collective, weights: Mapping[str, Tensor], buckets: Sequence[Sequence[Any]]
-) -> None:
-    """Broadcast buckets of whole tensors, then their fingerprints, from rank 0."""
-    names = [facts.name for bucket in buckets for facts in bucket]
-    for bucket in buckets:
-        group.broadcast_(torch.cat([weights[facts.name].reshape(-1) for facts in bucket]), root=0)
-    sums = torch.tensor([fingerprint(weights[name]) for name in names], dtype=torch.int64)
-    group.broadcast_(sums, root=0)
-
-
-def receive(
-    group: Collective, buckets: Sequence[Sequence[Any]], *, device: Any
-) -> dict[str, Tensor]:
-    """Tensors of ``send``, compared with the sender's fingerprints."""
-    weights: dict[str, Tensor] = {}
-    for bucket in buckets:
-        sizes = [_numel(facts.shape) for facts in bucket]
-        flat = torch.empty(sum(sizes), dtype=getattr(torch, bucket[0].dtype), device=device)
-        group.broadcast_(flat, root=0)
-        for facts, piece in zip(bucket, flat.split(sizes), strict=True):
-            weights[facts.name] = piece.view(facts.shape)
-    sums = torch.zeros((len(weights), 2), dtype=torch.int64)
-    group.broadcast_(sums, root=0)
-    compare(dict(zip(weights, map(tuple, sums.tolist()), strict=True)), weights)
-    return weights
+    group: Collective
+    plan: ReshardPlan
+    store: Any
+    """The meeting point, where this process opened it; lives as long as the group."""
+    shards: Shards | None = None
 
 
 class Link:
-    """A worker's ends of the process groups that weights travel over, by the resharder's name."""
+    """A worker's ends of weight transfers, by the resharder's name: a source may have several."""
 
     def __init__(self, *, device: str) -> None:
         self.device = device
-        self.groups: dict[str, tuple[Collective, Any]] = {}  # with the meeting point of rank 0
+        self._joined: dict[str, _Joined] = {}
         self._store: Any = None
 
     def meet(self, *, timeout_s: float) -> tuple[str, int]:
@@ -54,17 +38,24 @@ class Link:
         self._store = open_meeting(host, timeout_s=timeout_s)
         return host, self._store.port
 
-    def join(self, meeting: Rendezvous, rank: int, *, timeout_s: float) -> None:
+    def join(self, meeting: Rendezvous, rank: int, plan: ReshardPlan, *, timeout_s: float) -> None:
         """Enter the group as ``rank``; rank 0 is where the meeting point is."""
         store = self._store if rank == 0 else None
         group = meeting.join(rank, device=self.device, timeout_s=timeout_s, store=store)
-        self.groups[meeting.name] = group, store
+        self._joined[meeting.name] = _Joined(group, plan, store)
 
-    def get(self, name: str) -> Collective:
-        """The group, or an error if nobody joined it."""
-        if name not in self.groups:
+    def move(
+        self, training: Mapping[str, Tensor], *, version: int, link: str
+    ) -> tuple[Shards, ReshardReport]:
+        """Take part in a reshard: with ``training`` tensors, or, as a target, with none."""
+        joined = self._joined.get(link)
+        if joined is None:
             raise RuntimeError("reshard: this worker has joined no link; call Resharder.reshard().")
-        return self.groups[name][0]
+        if joined.shards is None:
+            rank = joined.group.rank
+            joined.shards = Shards(joined.plan, rank, training, device=self.device)
+        joined.shards.training = dict(training)
+        return joined.shards, reshard_over(joined.group.group, joined.shards, version=version)
 
 
 def own_address() -> str:
@@ -79,10 +70,3 @@ def own_address() -> str:
             return probe.getsockname()[0]
         except OSError:
             return "127.0.0.1"
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -7,7 +7,7 @@ import torch
 from small_models import make_model, make_prompts
 
 import rlkit as rk
-from rlkit.algo import clipped_policy_loss
+from rlkit.algo import clipped_policy_loss, logprobs
 
 
 def make_batch(num: int = 6, *, seed: int = 0) -> rk.Batch:
@@ -45,6 +45,21 @@ def run(batch, pieces, loss_fn=policy_loss):
     """Gradients and the metrics of each piece."""
     backend = rk.TorchBackend(make_model())
     return backend, [backend.forward_backward(piece, loss_fn) for piece in pieces]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("logits_at_once", [1, 50, 10**6])
+def test_logits_in_pieces_and_recomputed_blocks_change_no_gradient(
+    recompute, logits_at_once, monkeypatch
+):
+    batch = make_batch()
+    whole, (expected,) = run(batch, [batch])
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", logits_at_once)
+    other = rk.TorchBackend(make_model(), recompute=recompute)
+    found = other.forward_backward(batch, policy_loss)
+    torch.testing.assert_close(gradients(other), gradients(whole), atol=1e-6, rtol=1e-5)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("seed", [0, 1])

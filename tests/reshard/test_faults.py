@@ -113,12 +113,12 @@ def test_an_expert_keeps_its_global_number(strategy):
 
 def lost(bucket: int):
     """A wire that loses one bucket."""
-    return lambda source, message, flat: None if message.bucket == bucket else flat
+    return lambda source, message, sent: None if message.bucket == bucket else sent
 
 
-def zeros(source, message, flat):
+def zeros(source, message, sent):
     """A sender that sends nothing, in messages of the right size."""
-    return torch.zeros_like(flat)
+    return [torch.zeros_like(each) for each in sent]
 
 
 @pytest.mark.parametrize("strategy", [naive, allgather_swap, direct])
@@ -157,12 +157,13 @@ def test_a_sender_that_sends_nothing_is_an_error_and_no_version():
 def test_one_wrong_element_is_found_by_name_and_index(strategy, elementwise):
     wanted, corners = "model.layers.2.mlp.down_proj.weight", []
 
-    def wire(source, message, flat):
-        for piece in message.pieces:
+    def wire(source, message, sent):
+        sent = [each.clone() for each in sent]
+        for piece, found in zip(message.pieces, sent, strict=False):
             if piece.name == wanted and message.peer == 0 and not corners:
                 corners.append(piece.corner)
-                flat[piece.start + 4] ^= 1  # of the second element
-        return flat
+                found[4] ^= 1  # of the second element
+        return sent
 
     plan = plan_reshard(MODEL, TRAIN, Layout(tp=4), dtype="float32", strategy=strategy)
     shards = shards_of(plan, states_of(MODEL, TRAIN, megatron))
@@ -177,8 +178,9 @@ def test_messages_of_an_earlier_reshard_are_no_messages():
     plan = plan_reshard(MODEL, TRAIN, Layout(tp=4), dtype="float32", strategy=direct)
     shards, kept = shards_of(plan, states_of(MODEL, TRAIN, megatron)), {}
 
-    def keep(source, message, flat):
-        return kept.setdefault((source, message.bucket, message.peer), flat)
+    def keep(source, message, sent):
+        sent = [each.clone() for each in sent]
+        return kept.setdefault((source, message.bucket, message.peer), sent)
 
     reshard_in_process(shards, version=1, wire=keep)
     with pytest.raises(RuntimeError, match="version 1 stays"):
@@ -190,11 +192,12 @@ def test_what_is_gathered_and_not_kept_may_be_wrong():
     plan = plan_reshard(MODEL, Layout(tp=4), Layout(tp=4), dtype="float32", strategy=naive)
     shards = shards_of(plan, states_of(MODEL, Layout(tp=4), megatron))
 
-    def wire(source, message, flat):
-        for piece in message.pieces:
+    def wire(source, message, sent):
+        sent = [each.clone() for each in sent]
+        for piece, found in zip(message.pieces, sent, strict=False):
             if not piece.name.startswith("lm_head") and "embed" not in piece.name:
-                flat[piece.start] ^= 1
-        return flat
+                found[0] ^= 1
+        return sent
 
     reshard_in_process(shards, version=1, wire=wire)
     expected = states_of(MODEL, Layout(tp=4), vllm)

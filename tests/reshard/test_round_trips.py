@@ -15,6 +15,7 @@ from rlkit.reshard import (
     direct,
     megatron,
     naive,
+    pieces,
     plan_reshard,
     reshard_in_process,
     separate,
@@ -123,3 +124,26 @@ def test_direct_fills_generation_tensors_in_place():
     reshard_in_process(shards, version=2)
     assert {name: t.data_ptr() for name, t in shards[0].generation.items()} == before
     assert same(shards[0].generation, shard(model, infer, vllm, whole(model, seed=5))[0])
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_large_pieces_travel_in_place(strategy, monkeypatch):
+    """Those in one run need no buffer; all bits arrive, and a changed one is found."""
+    monkeypatch.setattr(pieces, "LARGE", 64)
+    model, train, infer = FAMILIES["qwen3 moe"], Layout(tp=2, pp=2), Layout(tp=4)
+    states = states_of(model, train, megatron)
+    _, shards, _ = move(model, train, infer, states, strategy=strategy)
+    for s, expected in zip(shards, states_of(model, infer, vllm), strict=True):
+        assert same(s.generation, expected)
+        messages = [m for each in s.share.incoming.values() for m in each]
+        assert sum(m.room() for m in messages) < sum(m.nbytes for m in messages)
+        s.to_training()
+
+    def wire(source, message, sent):
+        sent = [each.clone() for each in sent]
+        for piece, bytes_ in zip(message.pieces, sent, strict=False):
+            bytes_[0] ^= piece.in_place
+        return sent
+
+    with pytest.raises(RuntimeError, match="differ from what was sent"):
+        reshard_in_process(shards, version=2, wire=wire)

@@ -4,6 +4,7 @@ import torch
 
 from rlkit import trace
 from rlkit.models import tiny
+from rlkit.reshard import ReshardReport
 from rlkit.tasks import reverse_digits
 from rlkit.trace import storage_bytes
 from rlkit.workers import ActorWorker, ReferenceWorker, RolloutWorker
@@ -62,7 +63,8 @@ def test_an_engine_holds_its_cache_from_the_first_prompt_until_it_sleeps():
 
 def test_weights_that_were_received_are_gather_buffers_until_they_are_published():
     actor, rollout = ActorWorker(tiny(seed=1)), RolloutWorker(tiny(seed=0))
-    rollout.stage_weights(actor.weights(), actor.fingerprints())
+    report = ReshardReport(seconds=0, bytes=0, peak_gib=0, verified=True, version=1)
+    rollout.stage_weights({k: t.clone() for k, t in actor.weights().items()}, report)
     assert rollout.memory()["gather_buffers"] == rollout.memory()["weights"]
     rollout.publish_weights(version=1)
     assert "gather_buffers" not in rollout.memory()
