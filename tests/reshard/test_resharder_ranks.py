@@ -20,7 +20,7 @@ def cut_actor(layout, form):
         def held(self):
             return Held(model=self.spec, layout=layout, form=form, dtype="float32")
 
-        def _shard(self):
+        def shard(self):
             return shard(self.spec, layout, form, self.weights())[self.context.dp_rank]
 
     return CutActor
@@ -106,7 +106,7 @@ def test_a_rank_that_never_sends_is_named_and_the_next_call_connects_anew():
     source, target = groups(rk.Layout(tp=2), timeout_s=2)
     resharder = rk.Resharder(source=source, target=target)
     silent = source.workers[1]
-    silent.send_weights = lambda *, version: None
+    silent.send_weights = lambda *, version, link: None
     with pytest.raises(RuntimeError, match=r"waited in vain for bucket 0 from rank 1"):
         resharder.reshard()
     assert target.workers[0].version == 0

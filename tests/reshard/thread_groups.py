@@ -13,7 +13,7 @@ class ThreadGroup:
     in_process = False
 
     def __init__(self, cls, model, *, n=1, name="group", timeout_s=20):
-        contexts = [WorkerContext(dp_rank=i, dp_size=n, timeout_s=timeout_s) for i in range(n)]
+        contexts = [WorkerContext.at(i, n, None, timeout_s=timeout_s) for i in range(n)]
         self.workers = [cls(model, context=context) for context in contexts]
         self.name, self.methods = name, public_methods(cls)
         self.pool = ThreadPoolExecutor(n)
