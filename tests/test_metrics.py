@@ -385,6 +385,7 @@ def test_every_metric_of_the_glossary_is_written_by_a_recipe_or_an_algorithm(tmp
         (recipes.grpo, recipes.GRPOConfig(**small)),
         (recipes.ppo, recipes.PPOConfig(**small, kl_coef=0.1)),
         (recipes.dapo, recipes.DAPOConfig(**small, overlong_soft=1)),
+        (recipes.areal, recipes.AREALConfig(**small)),
     ]:
         checkpoint = rk.Checkpointer(tmp_path / recipe.__name__)
         log = recipe(cluster, tiny(), task, config, checkpoint=checkpoint).log
