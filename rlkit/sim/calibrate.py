@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlkit.sim.cost import forward_flops
 from rlkit.sim.moves import Move, fixed
@@ -97,17 +98,19 @@ def _trained(spans: Any, run: Run) -> np.ndarray:
     return np.stack(parts, axis=1).astype(float)
 
 
-def _least_squares(parts: np.ndarray, spans: Any) -> list[float]:
+def _least_squares(parts: NDArray[np.float64], spans: Any) -> list[float]:
     """Rates [K], none below 0, for which ``parts`` [N, K] take what such spans take on average."""
     kinds = [spans["stage"].to_numpy(), spans["rows"].to_numpy()]
-    means = spans["seconds"].groupby(kinds).transform("mean").to_numpy()
-    shares, took = parts / means[:, None], (spans["seconds"] / means).to_numpy()
+    means: NDArray[np.float64] = spans["seconds"].groupby(kinds).transform("mean").to_numpy()
+    took: NDArray[np.float64] = (spans["seconds"] / means).to_numpy()
+    shares = parts / means[:, None]
     kept = list(range(parts.shape[1]))
     while True:
-        sizes = np.sqrt((shares[:, kept] ** 2).sum(axis=0))  # else operations outweigh sequences
-        part = shares[:, kept] / sizes
-        square = part.T @ part + RIDGE * np.eye(len(kept))
-        rates: list[float] = (np.linalg.solve(square, part.T @ took) / sizes).tolist()
+        mine: NDArray[np.float64] = shares[:, kept]
+        sizes: NDArray[np.float64] = np.sqrt((mine**2).sum(axis=0))  # else operations outweigh rows
+        part = mine / sizes
+        solved = np.linalg.solve(part.T @ part + RIDGE * np.eye(len(kept)), part.T @ took)
+        rates = [float(rate) for rate in solved / sizes]
         if min(rates) >= 0.0:
             known = dict(zip(kept, rates, strict=True))
             return [known.get(k, 0.0) for k in range(parts.shape[1])]
