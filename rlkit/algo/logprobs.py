@@ -10,7 +10,7 @@ from typing import cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 LOGITS_AT_ONCE = 1 << 22
 """Logits that are made at a time, 16 MiB in float32: 27 rows of a vocabulary of 152 thousand. With
@@ -109,7 +109,7 @@ def per_token_from_hidden(
     found: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(hidden), size):
         rows = [x[start : start + size] for x in (hidden, tokens, temperature)]
-        again = checkpoint(piece, *rows, use_reentrant=False, preserve_rng_state=False)
+        again: object = checkpoint(piece, *rows, use_reentrant=False, preserve_rng_state=False)
         found.append(cast(tuple[Tensor, Tensor], again))
     return torch.cat([one for one, _ in found]), torch.cat([other for _, other in found])
 
