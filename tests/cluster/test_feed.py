@@ -184,6 +184,7 @@ def test_a_worker_that_does_not_answer_is_named_with_its_groups(ray_cluster):
     loop, found = Loop(ray_cluster, ranks=(2,)), []
     pid = int(loop.rollouts[0].frame()["pid"][1])
     loop.feed.add(loop.prompts[0])
+    found += [batch for batch in [loop.feed.advance()] if batch is not None]
     pipeline = loop.rollouts[0]._transport.pipeline
     pipeline.timeout_s = 2.0
     os.kill(pid, signal.SIGSTOP)
