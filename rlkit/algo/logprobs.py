@@ -109,8 +109,10 @@ def per_token_from_hidden(
     found: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(hidden), size):
         rows = [x[start : start + size] for x in (hidden, tokens, temperature)]
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        found.append(cast(tuple[Tensor, Tensor], checkpoint(piece, *rows, **options)))
+        again = checkpoint(  # pyright: ignore[reportUnknownVariableType]
+            piece, *rows, use_reentrant=False, preserve_rng_state=False
+        )
+        found.append(cast(tuple[Tensor, Tensor], again))
     return torch.cat([one for one, _ in found]), torch.cat([other for _, other in found])
 
 
