@@ -109,7 +109,9 @@ def per_token_from_hidden(
     found: list[tuple[Tensor, Tensor]] = []
     for start in range(0, len(hidden), size):
         rows = [x[start : start + size] for x in (hidden, tokens, temperature)]
-        again: object = checkpoint(piece, *rows, use_reentrant=False, preserve_rng_state=False)
+        again = checkpoint(  # pyright: ignore[reportUnknownVariableType]
+            piece, *rows, use_reentrant=False, preserve_rng_state=False
+        )
         found.append(cast(tuple[Tensor, Tensor], again))
     return torch.cat([one for one, _ in found]), torch.cat([other for _, other in found])
 

@@ -18,6 +18,7 @@ from rlkit.functions import Source, source_of
 from rlkit.metrics import StepMetrics
 from rlkit.models import pretrained
 from rlkit.models.pretrained import Pretrained
+from rlkit.reshard.fingerprints import fingerprint
 from rlkit.reshard.plan_forms import separate
 from rlkit.reshard.plan_layouts import Held
 from rlkit.reshard.plan_moves import ReshardPlan
@@ -235,6 +236,10 @@ class ActorWorker(Trainer):
     def shard(self) -> Mapping[str, Tensor]:
         """This rank's tensors, as ``held`` says."""
         return self.backend.shards if hasattr(self.backend, "form") else self.weights()
+
+    def fingerprints(self) -> dict[str, int]:
+        """Fingerprint of each weight, which two runs or ranks can compare."""
+        return {name: fingerprint(tensor) for name, tensor in self.weights().items()}
 
     def meet_targets(self) -> tuple[str, int]:
         """Open a meeting point for a weight transfer: (host, port)."""
