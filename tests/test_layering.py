@@ -30,6 +30,7 @@ BASE = {
     "functions",
     "lines",
     "shield",
+    "waits",
 }
 BASE |= {"config", "layout", "model_spec", "device", "glossary", "metrics", "trace"}
 DATA = BASE | {"models", "rewards", "tasks"}

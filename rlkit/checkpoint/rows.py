@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlkit.batch import Batch
-from rlkit.cluster.group import Future
+from rlkit.cluster.futures import Future
 from rlkit.columns import META
 from rlkit.rows import Rows, concat
 from rlkit.store import Column

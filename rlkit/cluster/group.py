@@ -3,8 +3,6 @@
 import functools
 import inspect
 import itertools
-import threading
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -12,32 +10,13 @@ from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.checks import did_you_mean
 from rlkit.cluster.calls import first_batch, outgoing, public_methods
+from rlkit.cluster.futures import Answers, Future
 from rlkit.html import table
 from rlkit.store import Column
 from rlkit.types import RowStore
 from rlkit.workers.stages import stage_of
 
 _calls = itertools.count()
-
-
-class Answers(Protocol):
-    """Where the result of a started call comes from, by its ticket."""
-
-    def finish(self, ticket: Any, /, batch: Batch | None, timeout_s: float | None) -> Any:
-        """Wait for a ticket's ranks; the merged result."""
-        ...
-
-    def done(self, ticket: Any, /) -> bool:
-        """Whether all ranks have ended the call."""
-        ...
-
-    def cancel(self, ticket: Any, /) -> None:
-        """Stop a call, or keep it from starting."""
-        ...
-
-    def abandon(self, ticket: Any, /) -> None:
-        """Nobody will ask for the result."""
-        ...
 
 
 class Transport(Answers, Protocol):
@@ -84,74 +63,6 @@ class Transport(Answers, Protocol):
     def owner(self) -> "WorkerGroup | None":
         """The group whose devices the workers share; None: they have their own."""
         ...
-
-
-class Future:
-    """A group call that runs: ``result()`` waits for it, once or often."""
-
-    def __init__(self, transport: Answers, ticket: Any, batch: Batch | None, what: str) -> None:
-        self._transport, self._ticket, self._batch, self._what = transport, ticket, batch, what
-        self._outcome: tuple[Any, BaseException | None] | None = None
-        self._lock = threading.RLock()  # two threads may ask: rows are taken over once
-        weakref.finalize(self, transport.abandon, ticket).atexit = False
-
-    @classmethod
-    def ended(cls, value: Any, what: str) -> "Future":
-        """The future of a call that has ended with ``value``."""
-        return cls(_Ended(), value, None, what)
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """The call's result; its error is raised here.
-
-        TimeoutError names the call (default: the cluster's limit).
-        """
-        value, error = self._wait(timeout_s)
-        if error is None:
-            return value
-        try:
-            raise error
-        finally:
-            del self, error  # what keeps the error must not keep the future, nor the group
-
-    def _wait(self, timeout_s: float | None) -> tuple[Any, BaseException | None]:
-        with self._lock:
-            if self._outcome is not None:
-                return self._outcome
-            try:
-                outcome = self._transport.finish(self._ticket, self._batch, timeout_s), None
-            except Exception as error:
-                outcome = None, error.with_traceback(None)
-                if not self.done():
-                    return outcome  # a wait that was too short
-            self._outcome = outcome
-            return outcome
-
-    def done(self) -> bool:
-        """Whether it has ended; never waits."""
-        return self._outcome is not None or self._transport.done(self._ticket)
-
-    def cancel(self) -> None:
-        """Stop the call, or keep it from starting; what runs before it goes on."""
-        self._transport.cancel(self._ticket)
-
-    def __repr__(self) -> str:
-        return f"Future({self._what}, {'done' if self.done() else 'running'})"
-
-
-class _Ended:
-    """Has no calls on their way: a ticket is the result."""
-
-    def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
-        return ticket
-
-    def done(self, ticket: Any) -> bool:
-        return True
-
-    def cancel(self, ticket: Any) -> None:
-        pass
-
-    def abandon(self, ticket: Any) -> None:
-        pass
 
 
 class WorkerGroup:

@@ -10,7 +10,8 @@ import numpy as np
 
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.group import Future, WorkerGroup
+from rlkit.cluster.futures import Future
+from rlkit.cluster.group import WorkerGroup
 
 logger = logging.getLogger("rlkit.cluster")
 

@@ -32,10 +32,7 @@ logger = logging.getLogger("rlkit.cluster")
 
 
 class RayCluster:
-    """Worker processes on Ray.
-
-    Made by ``rk.launch()``. A context manager: leaving it shuts down what it started.
-    """
+    """Worker processes on Ray, by ``rk.launch()``. Leaving it shuts down what it started."""
 
     def __init__(
         self,

@@ -1,12 +1,15 @@
 """What an engine is asked for and gives back."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from rlkit.config import SamplingParams
+
+OnToken = Callable[[int, int, float], object]
+"""(uid, token, logprob) of every token as it is sampled."""
 
 
 @dataclass(frozen=True, slots=True)

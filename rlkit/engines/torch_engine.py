@@ -1,6 +1,4 @@
-"""TorchEngine: generation in plain torch, slots refilled as rows finish, a group's prompt computed
-once.
-"""
+"""TorchEngine: generation in plain torch; slots are refilled as rows finish."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +12,7 @@ from rlkit.algo.logprobs import rows_at_once
 from rlkit.checks import whole
 from rlkit.engines.fused import FusedDecoder
 from rlkit.engines.kv_cache import Decode, KVCache, Prefill
-from rlkit.engines.requests import Request, Response, check_fits, check_unique
+from rlkit.engines.requests import OnToken, Request, Response, check_fits, check_unique
 from rlkit.engines.sampling import Cut, noise, sample
 from rlkit.engines.slots import Row, Slots
 from rlkit.engines.stops import GrowingText
@@ -24,9 +22,6 @@ from rlkit.shield import shield
 
 RECOMPUTED_TOKENS = 16_384
 """Tokens of running rows, padding included, that new weights read at once."""
-
-OnToken = Callable[[int, int, float], object]
-"""(uid, token, logprob) of every token as it is sampled."""
 
 
 class TorchEngine:

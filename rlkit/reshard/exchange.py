@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlkit import device
+from rlkit import waits
 from rlkit.reshard.pieces import Frame, Message, Part, damaged, differing, pack, unpack
 from rlkit.reshard.shards import Shards
 
@@ -36,7 +36,7 @@ class Exchange:
         group: Any,
         shards: Shards,
         into: Mapping[str, Tensor],
-        waiter: device.Waiter,
+        waiter: waits.Waiter,
         *,
         version: int | None,
         in_place: bool = True,

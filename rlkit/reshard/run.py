@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rlkit import device
+from rlkit import waits
 from rlkit.reshard.exchange import Exchange
 from rlkit.reshard.pieces import (
     Frame,
@@ -79,7 +79,7 @@ def reshard_over(
     """
     start, stamp, bad = time.perf_counter(), version if check else None, []
     try:
-        with device.Waiter() as waiter:
+        with waits.Waiter() as waiter:
             into = shards.begin()
             exchange = Exchange(group, shards, into, waiter, version=stamp)
             peak = _held(shards) + exchange.buffer_bytes
@@ -213,7 +213,7 @@ def _swap_together(group: Any, shards: Shards) -> None:
 
 def _sum(group: Any, number: int) -> int:
     total = torch.tensor([number])
-    device.finish(group.allreduce([total]))
+    waits.finish(group.allreduce([total]))
     return int(total)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rlkit import device, trace
+from rlkit import trace, waits
 from rlkit.checks import PeerError
 from rlkit.config import Layout
 
@@ -93,7 +93,7 @@ class Collective:
     def _run(self, what: str, start: Any) -> None:
         try:
             with trace.wait(what):
-                device.finish(start())
+                waits.finish(start())
         except RuntimeError as error:
             raise PeerError(
                 f"{self.name}: {what} over {self.size} ranks failed on rank {self.rank}: a peer "

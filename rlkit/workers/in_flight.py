@@ -10,9 +10,32 @@ import torch
 from torch import Tensor
 
 from rlkit.batch import Batch
+from rlkit.checks import whole
+from rlkit.columns import check_group_ids
 from rlkit.engines.requests import Request, Response
 from rlkit.rows import Rows, concat
 from rlkit.store import Column
+
+UID_BITS = 16  # uid = group id, then the sample's number in its group
+
+
+def reserve_samples(
+    prompts: Batch, *, n: int = 1, first_sample: Any = None, **others: Any
+) -> dict[str, Any]:
+    """On the driver, before prompts go out: number the samples, so that each draw has new uids."""
+    if not isinstance(prompts, Batch):
+        raise TypeError(
+            f"generate: got {type(prompts).__name__}, need a batch of prompts: of a task, or "
+            "rk.tasks.prompt_batch([(prompt, answer), ...], tokenizer=model.tokenizer, "
+            "group_ids=[...])."
+        )
+    n = whole("n", n, what="response a prompt")
+    if not len(prompts):
+        raise ValueError("generate: got no prompts, need at least one.")
+    check_group_ids(prompts.meta["group_ids"])
+    if first_sample is None:
+        first_sample = prompts.reserve(n)
+    return {"first_sample": first_sample}
 
 
 @dataclass(slots=True, eq=False)

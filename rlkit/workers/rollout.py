@@ -10,7 +10,6 @@ from torch import Tensor
 
 from rlkit.batch import Batch
 from rlkit.checks import whole
-from rlkit.columns import check_group_ids
 from rlkit.config import Layout, SamplingParams
 from rlkit.engines.requests import Request
 from rlkit.engines.torch_engine import TorchEngine
@@ -22,29 +21,8 @@ from rlkit.reshard.report import ReshardReport
 from rlkit.shield import shield
 from rlkit.workers import memory, weights
 from rlkit.workers.context import Rendezvous, WorkerContext
-from rlkit.workers.in_flight import Asked, InFlight, batch_of
+from rlkit.workers.in_flight import UID_BITS, Asked, InFlight, batch_of, reserve_samples
 from rlkit.workers.stages import on_driver, stage
-
-UID_BITS = 16  # uid = group id, then the sample's number in its group
-
-
-def reserve_samples(
-    prompts: Batch, *, n: int = 1, first_sample: Any = None, **others: Any
-) -> dict[str, Any]:
-    """On the driver, before prompts go out: number the samples, so that each draw has new uids."""
-    if not isinstance(prompts, Batch):
-        raise TypeError(
-            f"generate: got {type(prompts).__name__}, need a batch of prompts: of a task, or "
-            "rk.tasks.prompt_batch([(prompt, answer), ...], tokenizer=model.tokenizer, "
-            "group_ids=[...])."
-        )
-    n = whole("n", n, what="response a prompt")
-    if not len(prompts):
-        raise ValueError("generate: got no prompts, need at least one.")
-    check_group_ids(prompts.meta["group_ids"])
-    if first_sample is None:
-        first_sample = prompts.reserve(n)
-    return {"first_sample": first_sample}
 
 
 class RolloutWorker:

@@ -16,6 +16,9 @@ from rlkit.rows import Rows, concat
 from rlkit.store import Column
 from rlkit.types import LossFn
 
+TOKEN_BUDGET = 8192
+"""Tokens of a micro-batch, at most."""
+
 CHECKED = ("old_logprobs", "ref_logprobs", "rollout_logprobs", "advantages", "returns", "values")
 
 

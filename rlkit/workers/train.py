@@ -1,4 +1,4 @@
-"""ActorWorker trains the policy, CriticWorker its values; ReferenceWorker only reads a policy."""
+"""ActorWorker trains the policy, CriticWorker its values."""
 
 import os
 from collections.abc import Mapping
@@ -30,6 +30,7 @@ from rlkit.workers.context import Rendezvous, WorkerContext
 from rlkit.workers.shards import Receipt
 from rlkit.workers.stages import stage
 from rlkit.workers.steps import (
+    TOKEN_BUDGET,
     add_up,
     average,
     check_call,
@@ -38,34 +39,6 @@ from rlkit.workers.steps import (
     mix,
     per_token,
 )
-
-TOKEN_BUDGET = 8192
-
-
-class ReferenceWorker:
-    """A policy that does not change: the KL's other end."""
-
-    def __init__(
-        self,
-        model: Pretrained,
-        *,
-        backend: Any = TorchBackend,
-        token_budget: int = TOKEN_BUDGET,
-        context: WorkerContext | None = None,
-    ) -> None:
-        self.context = context or WorkerContext()
-        self.token_budget = whole("token_budget", token_budget, what="token")
-        self.backend = backend(model, device=self.context.device, context=self.context)
-        self.version = 0
-
-    @stage("ref_logprobs", column="ref_logprobs")
-    def compute_logprobs(self, batch: Batch) -> Column:
-        """Logprobs [B, T] of the response tokens, each at its row's sampling temperature."""
-        return per_token(self, batch, "ref_logprobs")
-
-    def memory(self) -> dict[str, int]:
-        """Bytes held now, by category of the trace."""
-        return memory.of_backend(self.backend)
 
 
 class Trainer:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import rlkit as rk
 from rlkit.checkpoint.rows import ReadRows, WriteRows, read_batches, write_batches
-from rlkit.cluster.group import Future
+from rlkit.cluster.futures import Future
 from rlkit.rows import Rows
 from rlkit.store import Column, LocalStore
 

@@ -1,0 +1,52 @@
+"""Waits for collectives that an interrupt reaches."""
+
+import threading
+import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import Any
+
+
+def finish(work: Any) -> None:
+    """Wait for a collective in Python, so that an interrupt reaches the thread that waits."""
+    delay_s = 1e-5
+    while not work.is_completed():
+        time.sleep(delay_s)
+        delay_s = min(2 * delay_s, 1e-3)
+    work.wait()
+
+
+class Waiter:
+    """Waits for sends and receives in a thread, so that an interrupt reaches the thread that asks:
+    gloo's know that they are done only in ``wait``. A context manager.
+    """
+
+    def __init__(self) -> None:
+        self._todo: SimpleQueue[Any] = SimpleQueue()
+        self._done: SimpleQueue[Exception | None] = SimpleQueue()
+        threading.Thread(target=_wait_for, args=(self._todo, self._done), daemon=True).start()
+
+    def finish(self, work: Any) -> None:
+        """Wait for one; its error is raised here."""
+        self._todo.put(work)
+        while True:
+            with suppress(Empty):
+                error = self._done.get(timeout=0.1)
+                break
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> "Waiter":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._todo.put(None)
+
+
+def _wait_for(todo: Any, done: Any) -> None:
+    while (work := todo.get()) is not None:
+        try:
+            work.wait()
+            done.put(None)
+        except Exception as error:
+            done.put(error)
