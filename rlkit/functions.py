@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from rlkit.lines import Lines, lines_of, show
+from rlkit.lines import Lines, lines_of, show, source_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def source_of(fn: Callable[..., Any], *, _seen: frozenset[int] = frozenset()) ->
     name = getattr(inner, "__qualname__", type(inner).__qualname__)
     try:
         named = inspect.isroutine(inner) or inspect.isclass(inner)
-        text = inspect.getsource(inner if named else type(inner))
+        text = "".join(source_lines(inner if named else type(inner))[0])
     except (OSError, TypeError):
         text = f"# no source: {name}"
     parts = [text]

@@ -3,6 +3,8 @@
 import functools
 import inspect
 import linecache
+import threading
+import weakref
 from collections.abc import Iterable
 from types import CodeType
 from typing import Any, NamedTuple
@@ -19,6 +21,27 @@ class Lines(NamedTuple):
     """Its source."""
 
 
+_parsing = threading.Lock()
+_classes: weakref.WeakKeyDictionary[type, tuple[list[str], int]] = weakref.WeakKeyDictionary()
+
+
+def source_lines(value: Any) -> tuple[list[str], int]:
+    """``inspect.getsourcelines`` in any thread: for a class it parses the class's file, and Python
+    3.11 counts the parser's depth for all threads together (another's parsing: SystemError).
+
+    OSError or TypeError where there is no source. A class's is found once.
+    """
+    if not inspect.isclass(value):
+        return inspect.getsourcelines(value)
+    with _parsing:
+        if value not in _classes:
+            try:
+                _classes[value] = inspect.getsourcelines(value)
+            except SystemError:  # somebody parsed without this lock; not a second time
+                _classes[value] = inspect.getsourcelines(value)
+        return _classes[value]
+
+
 def lines_of(values: Iterable[Any]) -> tuple[Lines, ...]:
     """Lines of the functions and classes among ``values`` whose source is known."""
     found = []
@@ -26,7 +49,7 @@ def lines_of(values: Iterable[Any]) -> tuple[Lines, ...]:
         if not hasattr(value, "__qualname__"):
             continue
         try:
-            rows, first = inspect.getsourcelines(value)
+            rows, first = source_lines(value)
         except (OSError, TypeError):
             continue
         found.append(Lines(value.__qualname__, first or 1, "".join(rows)))

@@ -25,9 +25,22 @@ hypothesis.settings.register_profile("rlkit", deadline=None)  # machines are sha
 hypothesis.settings.load_profile("rlkit")
 
 
+LONG_FIRST = ("ray", "notebook", "browser", "megatron")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Ray tests last: rk.launch ends the cluster before it, and a local one would end theirs."""
-    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+    """The long ones first. Of two processes one has all Ray tests, so that their clusters don't
+    share the cores, and as rk.launch ends the cluster before it; other tests go by file.
+    """
+
+    def place(item: pytest.Item) -> int:
+        marked = (i for i, name in enumerate(LONG_FIRST) if item.get_closest_marker(name))
+        return next(marked, len(LONG_FIRST))
+
+    items.sort(key=place)
+    for item in items:
+        group = "ray" if item.get_closest_marker("ray") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def _is_ours(process: psutil.Process, known: set[int], sessions: set[int]) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import rlkit as rk
 from rlkit.algo import (
     clipped_policy_loss,
     seq_mean_token_mean,
@@ -380,3 +381,17 @@ def test_a_traceback_of_a_function_that_came_by_value_shows_its_lines():
         text = "".join(traceback.format_exception(caught.value))
         assert line in text
         assert "dynamic-code" not in text
+
+
+def test_sources_of_classes_are_found_in_many_threads():
+    """Python 3.11's parser raises SystemError where two threads parse at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from rlkit import lines
+
+    classes = [rk.Batch, rk.MetricLog, rk.TorchEngine, rk.TorchBackend, rk.ActorWorker] * 8
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(3):
+            lines._classes.clear()
+            for found, cls in zip(pool.map(lines.source_lines, classes), classes, strict=True):
+                assert found[0][0].startswith(("class", "@")), cls

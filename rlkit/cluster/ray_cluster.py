@@ -45,14 +45,12 @@ class RayCluster:
         timeout_s: float,
     ) -> None:
         self.device, self.num_devices, self.seed = device, num_devices, seed
-        self.threads, self.timeout_s = threads, timeout_s
+        self.threads, self.timeout_s, self._id = threads, timeout_s, uuid.uuid4().hex[:8]
         # A group that nobody names any more ends its processes and frees its devices.
         self.groups: weakref.WeakValueDictionary[str, WorkerGroup] = weakref.WeakValueDictionary()
         self._transports: list[RayTransport] = []
         self._docks: weakref.WeakSet[RayDockTransport] = weakref.WeakSet()
-        self._id = uuid.uuid4().hex[:8]
-        self.lost = False
-        self.open = True
+        self.lost, self.open = False, True
         ray, self.started, self._connected = connect(device, num_devices, address=address)
         if not self.started:  # as many as the cluster has, on all its nodes
             resource = devices.platform(device).ray_resource
@@ -150,6 +148,8 @@ class RayCluster:
                 f"spawn: got n={n} on {len(colocate_with)} colocated workers, need equally many."
             )
         name = name or default_name(cls, list(self.groups))
+        if name in self.groups:
+            gc.collect()
         if name in self.groups:
             raise ValueError(f"spawn: a group named {name!r} exists; need another name.")
         spec = GroupSpec(

@@ -261,6 +261,7 @@ def test_nothing_survives_a_driver_that_just_ends():
     print(f"gone after {gone_after(processes, 60):.1f} s")
 
 
+@pytest.mark.slow
 def test_a_driver_outlives_its_head_and_says_cluster_lost():
     driver = start_driver(
         """

@@ -35,6 +35,7 @@ def passed_on_three(*args):
 
 
 @outside
+@pytest.mark.slow
 def test_what_crosses_nodes_works_on_three():
     expression = f"({CROSSING}) or test_three_nodes"
     assert passed_on_three("-k", expression, *SUITE, __file__) >= 6

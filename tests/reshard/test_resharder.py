@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -172,7 +173,7 @@ class HalfAnActor(rk.ActorWorker):
 @pytest.mark.ray
 @pytest.mark.parametrize("strategy", [direct, naive])
 def test_two_halves_make_an_engine_whole(ray_cluster, strategy):
-    spec = rk.models.tiny_spec()
+    spec = replace(rk.models.tiny_spec(), num_heads=4, num_kv_heads=4)
     actor = ray_cluster.spawn(HalfAnActor, rk.models.tiny(spec=spec, seed=1), n=2)
     rollout = ray_cluster.spawn(rk.RolloutWorker, rk.models.tiny(spec=spec, seed=2))
     resharder = rk.Resharder(source=actor, target=rollout, strategy=strategy)
