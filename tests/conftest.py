@@ -28,6 +28,7 @@ hypothesis.settings.load_profile("rlkit")
 LONG_FIRST = ("ray", "notebook", "browser", "megatron")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The long ones first. Of two processes one has all Ray tests, so that their clusters don't
     share the cores, and as rk.launch ends the cluster before it; other tests go by file.
