@@ -44,7 +44,7 @@ lab: $(STAMP) ## open JupyterLab in notebooks/
 	$(PY) -m jupyterlab --notebook-dir=notebooks $(ARGS)
 
 test: $(STAMP) ## run the tests, all but the slow ones and those for a GPU, an NPU or vLLM
-	$(PY) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --durations=20 \
+	$(PY) -m pytest -n 2 --no-loadscope-reorder --durations=20 \
 	  -m "not slow and not npu and not gpu and not vllm" $(ARGS)
 
 test-slow: $(STAMP) ## run the tests that `make test` leaves out, but those of vLLM

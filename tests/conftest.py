@@ -28,20 +28,29 @@ hypothesis.settings.load_profile("rlkit")
 LONG_FIRST = ("ray", "notebook", "browser", "megatron")
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The long ones first. Of two processes one has all Ray tests, so that their clusters don't
-    share the cores, and as rk.launch ends the cluster before it; other tests go by file.
-    """
+    """The long ones first: what is short fills the ends of two processes evenly."""
 
     def place(item: pytest.Item) -> int:
         marked = (i for i, name in enumerate(LONG_FIRST) if item.get_closest_marker(name))
         return next(marked, len(LONG_FIRST))
 
     items.sort(key=place)
-    for item in items:
-        group = "ray" if item.get_closest_marker("ray") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Of two processes one has all files with Ray tests, so that their clusters don't share the
+    cores; the rest goes by file.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "ray" if "mark.ray" in (config.rootpath / file).read_text() else file
+
+    return ByFile(config, log)
 
 
 def _is_ours(process: psutil.Process, known: set[int], sessions: set[int]) -> bool:
