@@ -208,7 +208,8 @@ def test_fifty_kills_leave_no_trace(tmp_path):
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("num_kills", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kills", [1, 5])
 def test_kills_on_ray_lose_no_sample_and_train_none_twice(tmp_path, num_kills):
     done, _ = kill_again_and_again(tmp_path, OnRay, num_kills=num_kills)
     steps = done + 2

@@ -39,6 +39,7 @@ def test_a_closed_local_cluster_says_so():
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.usefixtures("nothing_left_running")
 def test_launching_again_replaces_the_first_cluster():
     code = """

@@ -254,6 +254,7 @@ def test_nothing_survives_a_killed_driver():
     print(f"gone after {gone_after(processes, 60):.1f} s")
 
 
+@pytest.mark.slow
 def test_nothing_survives_a_driver_that_just_ends():
     driver = start_driver("")
     processes = session_processes(driver)

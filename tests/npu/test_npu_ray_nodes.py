@@ -7,7 +7,7 @@ import pytest
 import rlkit as rk
 from rlkit import device
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
