@@ -75,16 +75,6 @@ class VLLMEngine:
 
     # ---- requests ----
 
-    @property
-    def uids(self) -> set[int]:
-        """Waiting or running."""
-        return set(self.rows)
-
-    @property
-    def num_free(self) -> int:
-        """Slots that neither a running row has nor a waiting one will take."""
-        return max(0, self.max_rows - len(self.rows))
-
     def first_versions(self) -> dict[int, int]:
         """Uid -> version of the first, oldest token of every row that has one."""
         return {uid: row.versions[0] for uid, row in self.rows.items() if row.versions}
