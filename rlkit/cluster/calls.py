@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -101,6 +102,51 @@ class Failure:
 
 class Interrupted(RuntimeError):
     """A call that was stopped from outside."""
+
+
+class Call:
+    """One call on all ranks."""
+
+    def __init__(self, number: int, what: str, refs: Sequence[Any], held: Any) -> None:
+        self.number, self.what, self.refs, self.held = number, what, list(refs), held
+        self.start_s = time.time()
+        self.answers: dict[int, Any] = {}
+        self.error: BaseException | None = None
+        self.collected = self.abandoned = False
+
+    @property
+    def builds(self) -> bool:
+        """Whether it is the start of the workers, before any call of theirs."""
+        return self.number < 0
+
+    @property
+    def waiting(self) -> dict[Any, int]:
+        """Refs without an answer, with their ranks."""
+        return {ref: rank for rank, ref in enumerate(self.refs) if rank not in self.answers}
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has a result or an error."""
+        return self.collected or self.error is not None or len(self.answers) == len(self.refs)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a rank that ran it has failed."""
+        return any(is_error(a) and not _is_skipped(a) for a in self.answers.values())
+
+    @property
+    def skipped(self) -> bool:
+        """Whether no rank has run it, nor will."""
+        return not self.waiting and all(map(_is_skipped, self.answers.values()))
+
+
+def is_error(answer: Any) -> bool:
+    """Whether a rank's answer is an error."""
+    return isinstance(answer, Failure | Exception)
+
+
+def _is_skipped(answer: Any) -> bool:
+    return isinstance(answer, Failure) and answer.skipped
 
 
 def detached(result: Any) -> Any:

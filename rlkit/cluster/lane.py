@@ -47,7 +47,7 @@ class Lane:
             had = self.lose()
             self.renew()
             return had
-        if not self.in_doubt or self.slice is not None:
+        if not self.up or not self.in_doubt or self.slice is not None:
             return []
         held = self.group.begun()
         held = {group for ids in (held if len(self.group) > 1 else [held]) for group in ids}

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from rlkit.cluster.calls import Failure, Interrupted
+from rlkit.cluster.calls import Call, Failure, Interrupted, is_error
 
 logger = logging.getLogger("rlkit.cluster")
 
@@ -23,45 +23,6 @@ SETTLE_S = 3.0
 """How long a call waits for one that was interrupted before it."""
 RELEASE_S = 10.0
 """How long the peers of a failed rank may take to stop."""
-
-
-class Call:
-    """One call on all ranks."""
-
-    def __init__(self, number: int, what: str, refs: Sequence[Any], held: Any) -> None:
-        self.number, self.what, self.refs, self.held = number, what, list(refs), held
-        self.start_s = time.time()
-        self.answers: dict[int, Any] = {}
-        self.error: BaseException | None = None
-        self.collected = self.abandoned = False
-
-    @property
-    def waiting(self) -> dict[Any, int]:
-        """Refs without an answer, with their ranks."""
-        return {ref: rank for rank, ref in enumerate(self.refs) if rank not in self.answers}
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has a result or an error."""
-        return self.collected or self.error is not None or len(self.answers) == len(self.refs)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a rank that ran it has failed."""
-        return any(_is_error(a) and not _is_skipped(a) for a in self.answers.values())
-
-    @property
-    def skipped(self) -> bool:
-        """Whether no rank has run it, nor will."""
-        return not self.waiting and all(map(_is_skipped, self.answers.values()))
-
-
-def _is_error(answer: Any) -> bool:
-    return isinstance(answer, Failure | Exception)
-
-
-def _is_skipped(answer: Any) -> bool:
-    return isinstance(answer, Failure) and answer.skipped
 
 
 class Pipeline:
@@ -90,15 +51,25 @@ class Pipeline:
         self.lost = ""  # why no call can succeed any more
 
     def add(self, call: Call) -> None:
-        """Take up a call that was started."""
+        """Take up a call that was started; RuntimeError if its processes were ended meanwhile."""
         with self._lock:
+            if self.lost and not call.builds:
+                raise RuntimeError(f"{self.name}.{call.what}: {self._end()}")
             self._calls.append(call)
 
-    def clear(self) -> None:
-        """Forget all calls: their processes are gone."""
+    def close(self, why: str) -> None:
+        """Its processes are gone: calls end with an error, and none begins before ``open``."""
         with self._lock:
+            self._interrupted = None
+            self._lose(why)
+            for call in self._calls:
+                if not call.ended:
+                    call.error = RuntimeError(f"{self.name}.{call.what}: {self._end()}")
             self._calls.clear()
-            self._interrupted, self.broken, self.lost = None, False, ""
+
+    def open(self) -> None:
+        """Its processes are there, and new."""
+        self.broken, self.lost = False, ""
 
     @property
     def stuck(self) -> bool:
@@ -221,7 +192,7 @@ class Pipeline:
 
     def _fail(self, call: Call) -> None:
         """A rank failed: stop its peers, skip what is queued behind, mend the group."""
-        rank = next(r for r, a in call.answers.items() if _is_error(a))
+        rank = next(r for r, a in call.answers.items() if is_error(a))
         later = [c for c in self._calls if c.number > call.number and not c.ended]
         alone = len(call.refs) == 1
         if not alone:
@@ -271,7 +242,7 @@ class Pipeline:
             names = ", ".join(f"{self.name}/{rank}" for rank in dead)
             self._lose(f"worker {names} died ({str(call.answers[dead[0]]).splitlines()[0]})")
             return RuntimeError(f"{self.name}.{call.what}: {self._end()}")
-        failed = [a for a in call.answers.values() if _is_error(a)]
+        failed = [a for a in call.answers.values() if is_error(a)]
         # A peer that saw its connection break is a consequence; the rank that raised is the cause.
         first = min(failed, key=lambda a: isinstance(a, Failure) and a.of_peer)
         return first.raised() if isinstance(first, Failure) else first
@@ -284,7 +255,7 @@ class Pipeline:
 
     def _drop(self, call: Call) -> None:
         call.collected = True
-        errors = [call.error] + [a for a in call.answers.values() if _is_error(a)]
+        errors = [call.error] + [a for a in call.answers.values() if is_error(a)]
         error = next((each for each in errors if each is not None), None)
         error = error.error if isinstance(error, Failure) else error
         if error is not None and not isinstance(error, Interrupted):
@@ -296,5 +267,5 @@ class Pipeline:
 
     def _free(self, answers: dict[int, Any]) -> None:
         for answer in answers.values():
-            if not _is_error(answer):
+            if not is_error(answer):
                 self._discard(answer)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlkit import trace
 
 if TYPE_CHECKING:
-    from rlkit.cluster.pipeline import Call
+    from rlkit.cluster.calls import Call
     from rlkit.cluster.transport import RayTransport
 
 STREAM = "stream"

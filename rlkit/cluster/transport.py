@@ -12,10 +12,10 @@ import cloudpickle
 from rlkit import trace
 from rlkit.batch import Batch
 from rlkit.cluster import placement
-from rlkit.cluster.calls import Failure, attached, current_class, merge
+from rlkit.cluster.calls import Call, Failure, attached, current_class, merge
 from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.host import CONTROL, WorkerHost
-from rlkit.cluster.pipeline import Call, Pipeline
+from rlkit.cluster.pipeline import Pipeline
 from rlkit.cluster.streams import STREAM, Stream
 from rlkit.config import Layout
 from rlkit.functions import ship
@@ -113,6 +113,7 @@ class RayTransport:
         building = Call(-1, "starting", self.building, None)
         self.pipeline.add(building)
         answers = self.pipeline.wait(building, None)
+        self.pipeline.open()
         common = {"class": self.spec.cls.__name__, "device": self.cluster.device}
         self.facts = [
             {"worker": f"{self.name}/{rank}", **common, **answer}
@@ -162,10 +163,10 @@ class RayTransport:
 
         if not ray.is_initialized():
             return
+        self.pipeline.close("its processes were ended")
         for host in self.hosts:
             ray.kill(host)
         self.hosts = []
-        self.pipeline.clear()
         if self.place is not None and not keep_place:
             placement.release(self.place)
             self.place = None
