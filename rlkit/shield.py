@@ -4,9 +4,12 @@
 main thread and the interrupts that a cluster sends to a worker's thread.
 """
 
+import _thread
 import ctypes
 import signal
 import threading
+import weakref
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -15,7 +18,7 @@ class Shield:
     """Defers interrupts of the thread that is inside it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may run while it is held
         self._inside: dict[int, int] = {}  # thread -> depth
         self._pending: dict[int, BaseException] = {}
         self._handler: Any = None
@@ -62,3 +65,24 @@ class Shield:
 
 shield = Shield()
 """The shield of this process."""
+
+SOON_S = 0.05
+"""How long after a finalizer the interrupt that came inside is raised."""
+
+
+def when_collected(owner: object, call: Callable[..., Any], *args: Any) -> None:
+    """``call(*args)`` when ``owner`` is collected, but not when the process ends.
+
+    Python drops what a finalizer raises: a Ctrl-C that comes inside is raised soon after it.
+    """
+    weakref.finalize(owner, _whole, call, *args).atexit = False
+
+
+def _whole(call: Callable[..., Any], *args: Any) -> None:
+    try:
+        with shield:
+            call(*args)
+    except KeyboardInterrupt:
+        again = threading.Timer(SOON_S, _thread.interrupt_main)
+        again.daemon = True
+        again.start()

@@ -7,7 +7,6 @@ still being computed. A store keeps the values; it is in memory here, one actor 
 
 import copy
 import itertools
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from rlkit import trace
 from rlkit.rows import Rows, concat
 from rlkit.shelf import Shelf
+from rlkit.shield import when_collected
 from rlkit.types import RowStore
 
 _keys = itertools.count()
@@ -87,7 +87,7 @@ class LocalStore:
         part = Part(key=key, place=self.place, uids=uids, rows=rows, name=name)
         self.shelf.put(key, uids, rows)
         part.fresh = False
-        weakref.finalize(part, self.shelf.free, key)
+        when_collected(part, self.shelf.free, key)
         return part
 
     def put_all(self, uids: np.ndarray, columns: Mapping[str, Rows]) -> dict[str, Part]:

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +22,7 @@ from rlkit.dock.messages import ClosedError, Request
 from rlkit.dock.traffic import DRIVER
 from rlkit.dock.transport import Reply, check_options, ledger_node
 from rlkit.functions import ship
+from rlkit.shield import when_collected
 
 logger = logging.getLogger("rlkit.dock")
 
@@ -67,7 +67,7 @@ class RayDockTransport:
         # By name: handles of actors as arguments would keep the process from starting again.
         self._actors = {node: self._start(node, names, lease_s) for node in self.nodes}
         self.controllers("consumed", dict.fromkeys(self._stages, ()))  # all of them are there
-        weakref.finalize(self, _close, self.name, self._warehouses, self._actors).atexit = False
+        when_collected(self, _close, self.name, self._warehouses, self._actors)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"store": None, "replace": None}

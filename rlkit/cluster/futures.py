@@ -1,10 +1,10 @@
 """Future: a group call that runs."""
 
 import threading
-import weakref
 from typing import Any, Protocol
 
 from rlkit.batch import Batch
+from rlkit.shield import when_collected
 
 
 class Answers(Protocol):
@@ -34,7 +34,7 @@ class Future:
         self._transport, self._ticket, self._batch, self._what = transport, ticket, batch, what
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._lock = threading.RLock()  # two threads may ask: rows are taken over once
-        weakref.finalize(self, transport.abandon, ticket).atexit = False
+        when_collected(self, transport.abandon, ticket)
 
     @classmethod
     def ended(cls, value: Any, what: str) -> "Future":

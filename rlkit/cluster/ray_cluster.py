@@ -27,6 +27,7 @@ from rlkit.cluster.watch import HeadWatch, Reaper
 from rlkit.config import Layout
 from rlkit.dock import CentralDock, Graph, TransferDock
 from rlkit.html import table
+from rlkit.shield import when_collected
 
 logger = logging.getLogger("rlkit.cluster")
 
@@ -163,7 +164,7 @@ class RayCluster:
         )
         self.groups[name] = group
         self._transports.append(transport)
-        weakref.finalize(group, _end, transport, self._transports).atexit = False
+        when_collected(group, _end, transport, self._transports)
         return group
 
     def dock(

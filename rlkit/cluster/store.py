@@ -18,6 +18,7 @@ from rlkit.cluster.shared import handed, opened, shared
 from rlkit.dock.warehouse import Warehouse
 from rlkit.rows import Rows
 from rlkit.shelf import Shelf
+from rlkit.shield import when_collected
 from rlkit.store import Column, Part, new_key
 
 
@@ -155,7 +156,7 @@ class RayStore:
         if part.fresh:
             part.fresh = False
             self._owned[part.key] = part
-            weakref.finalize(part, _free, weakref.ref(self), part.place, part.key).atexit = False
+            when_collected(part, _free, weakref.ref(self), part.place, part.key)
             return part
         mine = self._owned.get(part.key)
         if mine is not None and mine is not part:
