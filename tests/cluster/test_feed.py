@@ -110,6 +110,7 @@ def test_after_kill_9_of_one_of_two_workers_every_group_is_trained_once(ray_clus
     assert loop.rollouts[0].begun() == [[], []]
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_a_train_step_is_back_before_the_weights_are_handed_over(ray_cluster):
     loop, records, train = Loop(ray_cluster), [], None
     train = loop.train
@@ -158,6 +159,7 @@ def test_a_loop_that_is_left_leaves_nothing_in_any_engine(ray_cluster):
     assert loop.feed.num_running == 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_a_step_on_ray_and_another_loop_goes_on(ray_cluster):
     loop = Loop(ray_cluster)
     backlog = rk.schedule.Backlog(loop.prompts)
@@ -180,6 +182,7 @@ def test_an_interrupt_in_a_step_on_ray_and_another_loop_goes_on(ray_cluster):
     assert [record["step"] for record in records] == list(range(6))
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_answer_is_named_with_its_groups(ray_cluster):
     loop, found = Loop(ray_cluster, ranks=(2,)), []
     pid = int(loop.rollouts[0].frame()["pid"][1])
@@ -198,6 +201,7 @@ def test_a_worker_that_does_not_answer_is_named_with_its_groups(ray_cluster):
     assert len(finish(loop, found)) == SIZE * N
 
 
+@pytest.mark.slow
 def test_a_group_respawned_by_hand_gets_its_groups_anew(ray_cluster):
     loop = Loop(ray_cluster)
     loop.feed.add(loop.prompts[0])
@@ -207,6 +211,7 @@ def test_a_group_respawned_by_hand_gets_its_groups_anew(ray_cluster):
     assert len(finish(loop, [] if early is None else [early])) == SIZE * N
 
 
+@pytest.mark.slow
 def test_a_group_that_dies_again_and_again_is_given_up(ray_cluster, monkeypatch):
     monkeypatch.setattr("rlkit.cluster.feed.MOST_DEATHS", 1)
     loop = Loop(ray_cluster, ranks=(1,))

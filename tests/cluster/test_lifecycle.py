@@ -102,6 +102,7 @@ def test_a_call_that_cannot_stop_is_named_by_the_next(ray_cluster):
         toy.answer()
 
 
+@pytest.mark.slow
 def test_an_interrupted_update_on_two_ranks_goes_on_with_equal_weights(ray_cluster):
     actor = ray_cluster.spawn(rk.ActorWorker, rk.models.tiny(), lr=1e-3, n=2, name="pair")
     interrupt_after(1.5)
@@ -294,6 +295,7 @@ def test_a_driver_outlives_its_head_and_says_cluster_lost():
 # ---- addresses ----
 
 
+@pytest.mark.slow
 def test_a_stale_address_in_the_environment_starts_a_cluster_here():
     code = """
     import logging, os, time

@@ -95,6 +95,7 @@ def test_an_interrupted_update_stops_and_the_actor_goes_on(actor):
     assert actor.update(batch, loss_fn=loss_fn)["actor/version"] == version + 1
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_before_its_peers_leaves_none_waiting(ray_cluster):
     layout = rk.Layout(dp=2)
     group = ray_cluster.spawn(
@@ -109,6 +110,7 @@ def test_a_rank_that_fails_before_its_peers_leaves_none_waiting(ray_cluster):
     assert group.update(make_batch(), loss_fn=loss_fn)["actor/version"] == 1
 
 
+@pytest.mark.slow
 def test_a_worker_that_cuts_nothing_refuses_a_layout(ray_cluster):
     for worker in (rk.ActorWorker, rk.RolloutWorker):
         with pytest.raises(ValueError, match=r"got layout TP2, need one that leaves the model"):

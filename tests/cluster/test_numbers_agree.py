@@ -121,6 +121,7 @@ def test_two_actors_on_frozen_batches_end_with_the_weights_of_one(ray_cluster):
     assert all(same_weights(one.weights(), w, tolerance=1e-5) for w in two.weights())
 
 
+@pytest.mark.slow
 def test_learning_rate_zero_changes_nothing_on_two_ranks(ray_cluster):
     model = rk.models.tiny(pretrained="reverse_digits")
     actor = ray_cluster.spawn(rk.ActorWorker, model, lr=0.0, n=2, name="still")

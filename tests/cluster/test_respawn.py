@@ -24,9 +24,14 @@ class Slow:
         return "awake"
 
 
-@pytest.fixture
-def group(ray_cluster, tmp_path):
-    return ray_cluster.spawn(Slow, start_s=2.0, broken=str(tmp_path / "broken"))
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    return tmp_path_factory.mktemp("slow") / "broken"
+
+
+@pytest.fixture(scope="module")
+def group(ray_cluster, broken):
+    return ray_cluster.spawn(Slow, start_s=1.0, broken=str(broken))
 
 
 def test_who_waits_for_a_call_hears_at_once_that_its_processes_were_ended(ray_cluster, group):
@@ -64,9 +69,8 @@ def test_a_call_while_the_group_starts_again_is_refused_with_the_reason(ray_clus
 
 
 def test_a_start_that_fails_leaves_a_group_that_says_so_and_can_start_later(
-    ray_cluster, group, tmp_path
+    ray_cluster, group, broken
 ):
-    broken = tmp_path / "broken"
     broken.touch()
     with pytest.raises(ValueError, match="by design"):
         ray_cluster.respawn(group)

@@ -113,6 +113,7 @@ def grpo(cluster) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_a_grpo_step_on_three_devices_is_that_of_one_cpu_process(cluster):
     """Tokens, metrics and weights; what comes back to the driver lies in host memory."""
     on_npu = grpo(cluster)

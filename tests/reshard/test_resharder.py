@@ -126,6 +126,7 @@ class FailsBeforeItReceives(rk.RolloutWorker):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_sender_is_not_left_waiting_for_a_target_that_failed(ray_cluster):
     spec = rk.models.tiny_spec()
     actor = ray_cluster.spawn(rk.ActorWorker, rk.models.tiny(spec=spec, seed=1))
@@ -137,6 +138,7 @@ def test_a_sender_is_not_left_waiting_for_a_target_that_failed(ray_cluster):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_dead_target_is_named_before_anything_moves(ray_cluster):
     actor, rollout, resharder = pair(ray_cluster)
     resharder.reshard()
@@ -150,6 +152,7 @@ def test_a_dead_target_is_named_before_anything_moves(ray_cluster):
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 def test_a_respawned_engine_is_connected_again(ray_cluster):
     actor, rollout, resharder = pair(ray_cluster)
     resharder.reshard()
