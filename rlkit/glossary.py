@@ -59,6 +59,16 @@ _ROWS = (
         "mean of proximal over behaviour probability, as decoupled PPO applies it",
     ),
     ("policy/behaviour_weight_max", "", "largest of these weights"),
+    ("mismatch/logprob_mean", "nats", "mean distance of the trainer's logprobs from the engine's"),
+    ("mismatch/logprob_max", "nats", "largest of these distances"),
+    ("mismatch/kl", "nats", "KL of the trainer's policy from the engine's, on sampled tokens"),
+    *(
+        (f"mismatch/ratio_{which}_fraction", "", "share of tokens by trainer's over engine's ratio")
+        for which in (
+            "below_0.5", "0.5_to_0.9", "0.9_to_0.99", "0.99_to_1.01", "1.01_to_1.1", "1.1_to_2",
+            "above_2",
+        )
+    ),
     ("policy/entropy", "nats", "mean entropy of the next-token distribution"),
     ("critic/loss", "", "critic's loss, averaged over the trainable tokens of an optimizer step"),
     ("critic/clip_fraction", "", "share of trainable tokens whose value the clip holds back"),
