@@ -65,7 +65,12 @@ _ROWS = (
     *(
         (f"mismatch/ratio_{which}_fraction", "", "share of tokens by trainer's over engine's ratio")
         for which in (
-            "below_0.5", "0.5_to_0.9", "0.9_to_0.99", "0.99_to_1.01", "1.01_to_1.1", "1.1_to_2",
+            "below_0.5",
+            "0.5_to_0.9",
+            "0.9_to_0.99",
+            "0.99_to_1.01",
+            "1.01_to_1.1",
+            "1.1_to_2",
             "above_2",
         )
     ),
