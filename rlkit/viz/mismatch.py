@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
 
 from rlkit.glossary import GLOSSARY
 from rlkit.viz.frames import Frames, as_runs, need_column
@@ -36,7 +35,6 @@ def plot_mismatch(frame: Frames, *, ax: Axes | None = None, source: str = "measu
         ax.bar(left, np.maximum(shares, LEAST / 10), width, color=colour, label=name or None)
     ax.set_yscale("log")
     ax.set_ylim(LEAST, 2)
-    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
     ax.set_xticks(range(len(BINS)), [_words(name) for name in BINS])
     ax.set_xlabel(axis_label("probability by the trainer over that by the engine", "1"))
     label_y(ax, axis_label("share of tokens", "1", source))
@@ -46,5 +44,7 @@ def plot_mismatch(frame: Frames, *, ax: Axes | None = None, source: str = "measu
 
 
 def _words(name: str) -> str:
-    """`mismatch/ratio_0.9_to_0.99_fraction` -> `0.9 to 0.99`."""
-    return name.removeprefix(PREFIX).removesuffix(SUFFIX).replace("_", " ")
+    """`mismatch/ratio_0.9_to_0.99_fraction` -> `0.9 to 0.99`, in two lines."""
+    return "\n".join(name.removeprefix(PREFIX).removesuffix(SUFFIX).rsplit("_", 1)).replace(
+        "_", " "
+    )

@@ -22,9 +22,9 @@ def test_bars_are_means_over_steps():
 
 def test_bins_are_named_by_their_borders():
     labels = [label.get_text() for label in viz.plot_mismatch(NEAR).get_xticklabels()]
-    assert labels[0] == "below 0.5"
-    assert labels[2:4] == ["0.9 to 0.99", "0.99 to 1.01"]
-    assert labels[-1] == "above 2"
+    assert labels[0] == "below\n0.5"
+    assert labels[2:4] == ["0.9 to\n0.99", "0.99 to\n1.01"]
+    assert labels[-1] == "above\n2"
 
 
 def test_an_empty_bin_lies_under_the_axis():
