@@ -9,8 +9,7 @@ from rlkit.glossary import GLOSSARY
 from rlkit.viz.frames import Frames, as_runs, need_column
 from rlkit.viz.style import RUN_COLOURS, axis_label, check_source, label_y, legend_above, new_axes
 
-PREFIX, SUFFIX = "mismatch/ratio_", "_fraction"
-BINS = [name for name in GLOSSARY if name.startswith(PREFIX)]
+BINS = [name for name in GLOSSARY if name.startswith("mismatch/") and name.endswith("_fraction")]
 LEAST = 1e-6
 """Shares below it, and 0, lie under the axis."""
 
@@ -45,6 +44,5 @@ def plot_mismatch(frame: Frames, *, ax: Axes | None = None, source: str = "measu
 
 def _words(name: str) -> str:
     """`mismatch/ratio_0.9_to_0.99_fraction` -> `0.9 to 0.99`, in two lines."""
-    return "\n".join(name.removeprefix(PREFIX).removesuffix(SUFFIX).rsplit("_", 1)).replace(
-        "_", " "
-    )
+    borders = name.partition("ratio_")[2].removesuffix("_fraction")
+    return "\n".join(borders.rsplit("_", 1)).replace("_", " ")
