@@ -9,7 +9,7 @@ from rlkit.glossary import GLOSSARY
 from rlkit.viz.frames import Frames, as_runs, need_column
 from rlkit.viz.style import RUN_COLOURS, axis_label, check_source, label_y, legend_above, new_axes
 
-BINS = [name for name in GLOSSARY if name.startswith("mismatch/") and name.endswith("_fraction")]
+BINS = [name for name in GLOSSARY if name.startswith("mismatch") and name.endswith("_fraction")]
 LEAST = 1e-6
 """Shares below it, and 0, lie under the axis."""
 
