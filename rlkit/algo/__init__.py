@@ -46,6 +46,7 @@ from rlkit.algo.losses import (
     sapo_loss,
 )
 from rlkit.algo.masking import masked_sum, response_mask
+from rlkit.algo.mismatch import RATIO_BINS, mismatch_metrics
 from rlkit.algo.returns import gae, kl_penalised_rewards, last_token, moments, whiten
 from rlkit.algo.rewards import (
     THINK_ANSWER,
@@ -58,6 +59,7 @@ from rlkit.algo.rewards import (
 )
 
 __all__ = [
+    "RATIO_BINS",
     "THINK_ANSWER",
     "AdaptiveKL",
     "GroupStatistics",
@@ -92,6 +94,7 @@ __all__ = [
     "logprobs_from_logits",
     "masked_importance_weight",
     "masked_sum",
+    "mismatch_metrics",
     "moments",
     "next_token_rows",
     "number_match",

@@ -10,7 +10,6 @@ from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer
 from rlkit.checks import whole
 from rlkit.cluster import RolloutFeed
-from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
 from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
@@ -60,7 +59,7 @@ def areal(
     clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
     loss_fn = partial(decoupled_policy_loss, **clip)
     rollout = cluster.spawn(
-        RolloutWorker, model, engine=TorchEngine, max_new_tokens=config.max_new_tokens
+        RolloutWorker, model, engine=config.engine, max_new_tokens=config.max_new_tokens
     )
     actor = cluster.spawn(ActorWorker, model, lr=config.lr)
     resharder = Resharder(source=actor, target=rollout)

@@ -8,7 +8,6 @@ from rlkit.algo import clipped_policy_loss, group_relative, has_signal, overlong
 from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer
 from rlkit.checks import whole
-from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
 from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
@@ -65,7 +64,7 @@ def dapo(
     soft = hard * 3 // 4 if config.overlong_soft is None else config.overlong_soft
     penalty = partial(overlong_penalty, soft=soft, hard=hard)
     rollout = cluster.spawn(
-        RolloutWorker, model, engine=TorchEngine, max_new_tokens=config.max_new_tokens
+        RolloutWorker, model, engine=config.engine, max_new_tokens=config.max_new_tokens
     )
     actor = cluster.spawn(ActorWorker, model, lr=config.lr)
     resharder = Resharder(source=actor, target=rollout)

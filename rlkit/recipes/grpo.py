@@ -1,11 +1,19 @@
 """GRPO: the other responses to a prompt say how good a response is."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from rlkit.algo import clipped_policy_loss, group_metrics, group_relative, kl_k3
+from rlkit.algo import (
+    clipped_policy_loss,
+    decoupled_policy_loss,
+    group_metrics,
+    group_relative,
+    kl_k3,
+    mismatch_metrics,
+)
+from rlkit.algo.correction import Weight
 from rlkit.checkpoint import Checkpointer
-from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
 from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
@@ -21,6 +29,10 @@ class GRPOConfig(LoopConfig):
 
     kl_coef: float = 1e-3
     """Weight of the KL to the reference in the loss."""
+    correction: Weight | None = None
+    """Importance weight for what engine and trainer disagree on: ``truncated_importance_weight``,
+    ``masked_importance_weight`` or a partial of one; None: the metrics ``mismatch/`` say how much
+    it is, and nothing is done about it."""
 
     def __post_init__(self) -> None:
         LoopConfig.__post_init__(self)
@@ -48,9 +60,9 @@ def grpo(
     error. An error in a step has the run so far as its attribute ``run``.
     """
     config = checked("grpo", GRPOConfig, config, wrong, checkpoint)
-    loss_fn = _loss(config.clip_low, config.clip_high, config.kl_coef)
+    loss_fn = _loss(config)
     rollout = cluster.spawn(
-        RolloutWorker, model, engine=TorchEngine, max_new_tokens=config.max_new_tokens
+        RolloutWorker, model, engine=config.engine, max_new_tokens=config.max_new_tokens
     )
     actor = cluster.spawn(ActorWorker, model, lr=config.lr)
     reference = cluster.spawn(ReferenceWorker, model, colocate_with=actor)
@@ -71,10 +83,17 @@ def grpo(
     return run
 
 
-def _loss(clip_low: float, clip_high: float, kl_coef: float) -> LossFn:
+def _loss(config: GRPOConfig) -> LossFn:
+    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    policy_loss = partial(clipped_policy_loss, **clip)
+    if config.correction is not None:
+        policy_loss = partial(decoupled_policy_loss, **clip, weight=config.correction)
+    kl_coef = config.kl_coef
+
     def loss_fn(logprobs: Any, batch: Any) -> Any:
-        loss, metrics = clipped_policy_loss(logprobs, batch, clip_low=clip_low, clip_high=clip_high)
+        loss, metrics = policy_loss(logprobs, batch)
         kl = batch.token_mean(kl_k3(logprobs, batch["ref_logprobs"]))
-        return loss + kl_coef * kl, metrics | {"policy/kl_ref": kl}
+        metrics |= mismatch_metrics(batch) | {"policy/kl_ref": kl}
+        return loss + kl_coef * kl, metrics
 
     return loss_fn

@@ -11,7 +11,9 @@ from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer, Restored
 from rlkit.checks import did_you_mean, finite, whole
 from rlkit.config import SamplingParams
+from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog, StepMetrics
+from rlkit.record import plain
 from rlkit.reshard import Resharder
 from rlkit.rewards import reward_metrics
 from rlkit.tasks import Task, evaluate
@@ -55,6 +57,8 @@ class LoopConfig:
     save_every: int = 10
     """Train steps between checkpoints, for a run that has a checkpointer; 0: never. The last step
     is saved all the same."""
+    engine: Any = TorchEngine
+    """Class of what generates: ``TorchEngine``, or ``VLLMEngine``."""
 
     def __post_init__(self) -> None:
         for name, least in COUNTS.items():
@@ -174,7 +178,7 @@ class Loop:
 
     def _facts(self) -> dict[str, str]:
         """The config as plain values."""
-        numbers = {f.name: str(getattr(self.config, f.name)) for f in fields(self.config)}
+        numbers = {f.name: str(plain(getattr(self.config, f.name))) for f in fields(self.config)}
         return {"config": type(self.config).__name__} | numbers
 
     def _compare(self, saved: Mapping[str, str]) -> None:

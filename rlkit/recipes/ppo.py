@@ -18,7 +18,6 @@ from rlkit.algo import (
 )
 from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer
-from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog, StepMetrics
 from rlkit.models import Pretrained
 from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
@@ -81,7 +80,7 @@ def ppo(
     loss_fn = partial(clipped_policy_loss, clip_low=config.clip_low, clip_high=config.clip_high)
     value_loss = partial(clipped_value_loss, clip=config.value_clip)
     rollout = cluster.spawn(
-        RolloutWorker, model, engine=TorchEngine, max_new_tokens=config.max_new_tokens
+        RolloutWorker, model, engine=config.engine, max_new_tokens=config.max_new_tokens
     )
     actor = cluster.spawn(ActorWorker, model, lr=config.lr)
     critic = cluster.spawn(CriticWorker, model, lr=config.critic_lr, colocate_with=actor)
