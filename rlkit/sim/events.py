@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
@@ -149,11 +149,10 @@ class Loop:
 
         The trainer has worked on all pieces but the last before the last group came.
         """
-        groups = sorted(batch.rows, key=lambda group: group.ready_s)
-        size = len(groups) // self.run.chunks
-        pieces = [groups[i : i + size] for i in range(0, len(groups), size)]
+        size = len(batch) // self.run.chunks
+        pieces = [batch.rows[i : i + size] for i in range(0, len(batch), size)]
         for piece in pieces[:-1]:
-            start_s = max(self._free_s, piece[-1].ready_s)
+            start_s = max(self._free_s, *(group.ready_s for group in piece))
             stages, facts = self._work(piece)
             self.out.trained(start_s, stages, **facts)
             self._free_s = start_s + sum(stages.values())
@@ -173,7 +172,7 @@ class Loop:
 
     # ---- the trainer ----
 
-    def _work(self, groups: list[Group]) -> tuple[dict[str, float], dict[str, Any]]:
+    def _work(self, groups: Sequence[Group]) -> tuple[dict[str, float], dict[str, Any]]:
         """Seconds by stage, and what a record says of them."""
         tokens, squares = sum(g.tokens for g in groups), sum(g.squares for g in groups)
         rows = len(groups) * self.run.workload.samples

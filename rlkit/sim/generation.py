@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class Generation:
                 engine.slow = slow
                 self._plan(where)
 
-    def _begin(self, groups: "list[Group]") -> None:
+    def _begin(self, groups: Sequence[Group]) -> None:
         samples, touched = self._run.workload.samples, dict[int, None]()
         loads = [(engine.load, i) for i, engine in enumerate(self.engines)]
         heapq.heapify(loads)
