@@ -144,8 +144,8 @@ class Loop:
         for group in batch.rows:
             group.ready_s = self.runs.now_s
 
-    def train_step(self, batch: Groups) -> Future:
-        """Train on them in ``run.chunks`` pieces, each as soon as it is there.
+    def train_step(self, batch: Groups) -> Any:
+        """A future: train on them in ``run.chunks`` pieces, each as soon as it is there.
 
         The trainer has worked on all pieces but the last before the last group came.
         """

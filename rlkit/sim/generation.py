@@ -3,6 +3,7 @@
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -47,12 +48,12 @@ class Generation:
         self.add(asked)
         return self._batch[1]
 
-    def add(self, prompts: Groups) -> None:
+    def add(self, prompts: Any) -> None:
         """Generate these groups beside those that run."""
         self.num_running += len(prompts)
         self._begin(prompts.rows)
 
-    def advance(self) -> Groups | None:
+    def advance(self) -> Any:
         """Groups finished since; if none is, the caller sleeps until one may be."""
         if not self._finished:
             self._runs.sleep()
