@@ -105,8 +105,9 @@ class Loop:
     def __init__(self, run: Run, schedule: Schedule, memory: Memory, *, seed: int) -> None:
         if run.shared and schedule.start is not _synchronous:
             raise ValueError(
-                f"rollout_devices: got 0 with {schedule}, need some: devices that take turns "
-                "cannot generate and train at once. Use synchronous(), or set rollout_devices."
+                f"rollout_devices: got 0 with {schedule.start.__name__[1:]}, need some: devices "
+                "that take turns cannot generate and train at once. Use synchronous(), or set "
+                "rollout_devices."
             )
         self.run, self.schedule, self.runs = run, schedule, Virtual()
         self.out = Recorder(run, memory)
