@@ -93,7 +93,7 @@ class Actor(rk.ActorWorker):
 def run(name: str, seed: int, setting: Setting, cluster: Any, sources: dict) -> pd.DataFrame:
     """One run on an open cluster, measured after the first step: tidy rows."""
     load, start, records, log = os.getloadavg()[0], 0.0, [], rk.MetricLog()
-    for record in _records(name, cluster, seed, setting):
+    for record in train(name, cluster, setting, seed=seed):
         sources |= record["metrics"].sources
         start = start or time.time()
         records.append(record)
@@ -109,7 +109,8 @@ def run(name: str, seed: int, setting: Setting, cluster: Any, sources: dict) -> 
     return tidy[tidy["metric"].isin(metrics)]
 
 
-def _records(name: str, cluster: Any, seed: int, setting: Setting) -> Iterator[dict[str, Any]]:
+def train(name: str, cluster: Any, setting: Setting, *, seed: int) -> Iterator[dict[str, Any]]:
+    """The schedule's records; 073 predicts such runs. Names are those of ``run.NAMES``."""
     task = rk.tasks.reverse_digits(length=6, seed=seed)
     model = rk.models.tiny(pretrained="reverse_digits")
     together = name == "synchronous"  # both on every device, taking turns
@@ -128,20 +129,20 @@ def _records(name: str, cluster: Any, seed: int, setting: Setting) -> Iterator[d
         advantages = algo.dr_grpo(batch["rewards"], batch["group_ids"])
         batch["advantages"] = batch.expand(advantages)
 
-    def train(batch: Any) -> dict[str, Any]:
+    def train_step(batch: Any) -> dict[str, Any]:
         batch["old_logprobs"] = actor.compute_logprobs(batch)
         return {"metrics": actor.update(batch, loss_fn=algo.decoupled_policy_loss)}
 
     if together:
         prompts = task.batches(size=setting.size, steps=setting.steps)
-        parts = (partial(rollout.generate, n=setting.n), prepare, train, resharder.reshard)
+        parts = (partial(rollout.generate, n=setting.n), prepare, train_step, resharder.reshard)
         yield from synchronous(prompts, *parts)
         return
     stream, interrupts = task.stream(size=setting.size), name != "asynchronous, no interrupts"
     prompts = (next(stream) for _ in range(setting.steps + setting.max_staleness + 1))
     feed = rk.RolloutFeed(rollout, n=setting.n, seconds=0.1, interrupts=interrupts)
     rule = StalenessRule(groups_per_step=setting.size, max_staleness=setting.max_staleness)
-    for record in asynchronous(prompts, feed, prepare, train, resharder.reshard, rule=rule):
+    for record in asynchronous(prompts, feed, prepare, train_step, resharder.reshard, rule=rule):
         yield record
         if record["step"] + 1 == setting.steps:
             return

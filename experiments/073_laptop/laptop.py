@@ -76,7 +76,7 @@ def measure(case: Case, *, steps: int, repeat: int) -> tuple[pd.DataFrame, pd.Da
         rk.trace.use(trace),
         rk.launch(backend="local", devices="cpu", seed=repeat) as cluster,
     ):
-        for record in long_tailed._records(name, cluster, repeat, setting):
+        for record in long_tailed.train(name, cluster, setting, seed=repeat):
             ends.append(time.time())
             tokens.append(float(record["batch"].num_tokens.sum()))
     spans, seconds = trace.frame(), ends[-1] - ends[0]

@@ -6,12 +6,14 @@ from rlkit.schedule.executors import Inline, Threads
 from rlkit.schedule.in_turn import streamed, synchronous
 from rlkit.schedule.stale import admit, drop, mask, staleness_metrics
 from rlkit.schedule.staleness import StalenessRule
+from rlkit.schedule.virtual import Virtual
 
 __all__ = [
     "Backlog",
     "Inline",
     "StalenessRule",
     "Threads",
+    "Virtual",
     "admit",
     "asynchronous",
     "drop",

@@ -35,9 +35,10 @@ def staleness_metrics(batch: Any, *, version: int) -> dict[str, float]:
 
     def staleness(token_version: Any, response_mask: Any) -> Any:
         ages = []
-        for versions, trainable in zip(token_version, response_mask.bool(), strict=True):
-            age = version - versions[trainable].double()
-            ages.append([float(age[0]), float(age[-1]), float(age.mean())] if len(age) else None)
+        for versions, trainable in zip(token_version, response_mask, strict=True):
+            age = version - versions[trainable > 0]
+            mean = float(age.sum()) / max(1, len(age))
+            ages.append([float(age[0]), float(age[-1]), mean] if len(age) else None)
         return ages
 
     names = ("staleness/head_steps", "staleness/tail_steps", "staleness/token_mean_steps")

@@ -62,5 +62,5 @@ def simulate(run: Run, schedule: Schedule, *, steps: int = 10, seed: int = 0) ->
     if room.problem:
         return collect(run, room, None, warm_up=0)
     loop = Loop(run, schedule, room, seed=seed)
-    warm_up = int(min(steps // 2, schedule.max_staleness + (not schedule.batches)))
+    warm_up = int(min(steps // 2, schedule.warm_up))
     return collect(run, room, loop.play(steps), warm_up=warm_up)

@@ -51,8 +51,7 @@ class Recorder:
         self, start_s: float, stages: dict[str, float], *, tokens: float, rows: int, late: list[int]
     ) -> None:
         """The trainer has taken a piece of a step: stages one after the other."""
-        self._add("generate", start_s - self._free_s)
-        self._span("wait/generate", self._free_s, start_s, "actor/0", {})
+        self._wait(start_s)
         end_s = start_s
         for stage, seconds in stages.items():
             facts = {"tokens": int(tokens), "rows": rows, "look": "update"}
@@ -65,7 +64,8 @@ class Recorder:
         self._free_s = end_s
 
     def stepped(self, now_s: float, moved_s: float, version: int) -> None:
-        """A train step ends with the move of weights."""
+        """A train step ends with the move of weights, for which generation may have to end."""
+        self._wait(now_s)
         self._span("reshard", now_s, now_s + moved_s, "actor/0", {"version": version})
         self._add("reshard", moved_s)
         self._free_s = now_s + moved_s
@@ -88,6 +88,10 @@ class Recorder:
         self.trained_rows += self._rows
         self._step_start_s = self._free_s
         self._begin()
+
+    def _wait(self, until_s: float) -> None:
+        self._add("generate", until_s - self._free_s)
+        self._span("wait/generate", self._free_s, until_s, "actor/0", {})
 
     def _add(self, stage: str, seconds: float) -> None:
         self._stages[stage] = self._stages.get(stage, 0.0) + seconds

@@ -82,8 +82,8 @@ def played(run: Run, schedule: Schedule, seed: int) -> Simulation:
     """A run in its steady state: the steps that fill the pipeline, and four more."""
     from rlkit.sim import simulate
 
-    ahead = 0 if schedule.batches else 1 + int(schedule.max_staleness)
-    return simulate(run, schedule, steps=ahead + 4 + (schedule.max_staleness > 0), seed=seed)
+    steps = int(schedule.warm_up) + 4 + (schedule.max_staleness > 0)
+    return simulate(run, schedule, steps=steps, seed=seed)
 
 
 def predict(row: Row, build: Build, parameters: Parameters, *, seed: int = 0) -> float:

@@ -195,7 +195,8 @@ class Run:
     minibatches: int = 1
     """Optimizer steps a train step."""
     chunks: int = 1
-    """Pieces in which the trainer takes a step's groups, each as soon as it is there."""
+    """Pieces in which the trainer takes a step's groups, each as soon as it is there; of use where
+    groups come one by one, in asynchronous runs."""
     micro_batch_tokens: int = 32_768
     """Packed tokens of a forward and backward."""
     cache_bytes: float = 2.0

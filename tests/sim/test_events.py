@@ -10,7 +10,6 @@ from small_runs import WORKLOAD, shared_run, small_run
 
 import rlkit.sim as sim
 from rlkit.config import Layout
-from rlkit.sim.clock import Clock
 from rlkit.sim.events import Loop
 from rlkit.sim.memory import memory
 
@@ -23,21 +22,6 @@ SCHEDULES = {
 }
 
 
-def played(run, schedule, *, steps=6, seed=0):
-    loop = Loop(run, schedule, memory(run), seed=seed)
-    return loop, loop.play(steps)
-
-
-def test_events_come_in_order_and_equal_times_as_planned():
-    seen, clock = [], Clock()
-    for time_s, name in ((2.0, "c"), (1.0, "a"), (1.0, "b")):
-        clock.at(time_s, seen.append, name)
-    while clock.step():
-        pass
-    assert seen == ["a", "b", "c"]
-    assert clock.now_s == 2.0
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 def test_the_same_seed_gives_the_same_frames(schedule):
     one, two, other = (
@@ -48,26 +32,45 @@ def test_the_same_seed_gives_the_same_frames(schedule):
     assert not one.frame().equals(other.frame())
 
 
+class Counted(Loop):
+    """Counts groups that have begun, and those that were trained."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.begun, self.trained, self.most, self._add = [], [], 0, self.generation.add
+        self.generation.add = self.add
+
+    def add(self, prompts):
+        self.begun += [group.number for group in prompts.rows]
+        self.most = max(self.most, len(self.begun) - len(self.trained))
+        self._add(prompts)
+
+    def train_step(self, batch):
+        future = super().train_step(batch)
+        future.add_done_callback(lambda _: self.trained.extend(g.number for g in batch.rows))
+        return future
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_every_group_is_running_ready_trained_or_dropped(schedule):
-    loop, out = played(small_run(trained_share=0.7), schedule)
-    rule = loop.rule
-    assert loop.submitted == rule.running + rule.accepted + rule.dropped
-    assert out.trained_rows == rule.version * WORKLOAD.sequences
-    assert len(loop._ready) + rule.version * WORKLOAD.prompts <= rule.accepted
+def test_every_group_is_trained_at_most_once_and_whole(schedule):
+    run = small_run(trained_share=0.7)
+    loop = Counted(run, schedule, memory(run), seed=0)
+    out = loop.play(6)
+    assert len(loop.trained) == len(set(loop.trained)) == 6 * WORKLOAD.prompts
+    assert set(loop.trained) <= set(loop.begun)
+    assert len(loop.begun) == len(set(loop.begun))
+    assert out.trained_rows == 6 * WORKLOAD.sequences
+    assert out.dropped_tokens > 0
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 4), st.booleans(), st.integers(0, 99))
 def test_work_in_flight_never_exceeds_the_bound(max_staleness, interrupt, seed):
-    run, most = small_run(), 0
+    run = small_run()
     schedule = sim.asynchronous(max_staleness=max_staleness, interrupt=interrupt)
-    loop = Loop(run, schedule, memory(run), seed=seed)
-    loop._submit()
-    while loop.rule.version < 4 and loop.clock.step():
-        untrained = loop.rule.accepted - loop.rule.version * WORKLOAD.prompts
-        most = max(most, loop.rule.running + untrained)
-    assert most <= (max_staleness + 1) * WORKLOAD.prompts
+    loop = Counted(run, schedule, memory(run), seed=seed)
+    loop.play(4)
+    assert loop.most == (max_staleness + 1) * WORKLOAD.prompts
 
 
 def test_synchronous_samples_are_never_stale():
@@ -119,8 +122,15 @@ def test_no_bound_at_all_is_refused():
 
 def test_without_a_bound_on_staleness_groups_that_run_are_bounded():
     schedule = sim.asynchronous(max_staleness=math.inf, max_running=8)
-    loop, _ = played(small_run(), schedule, steps=3)
-    assert loop.rule.running <= 8
+    run = small_run()
+    loop = Loop(run, schedule, memory(run), seed=0)
+    loop.play(3)
+    assert 0 < loop.generation.num_running <= 8
+
+
+def test_only_asynchronous_has_a_bound_to_change():
+    with pytest.raises(ValueError, match="max_staleness: got 2, need asynchronous"):
+        sim.change(small_run(), sim.one_step_off(), max_staleness=2)
 
 
 def test_filtered_groups_are_generated_again():

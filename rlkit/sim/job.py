@@ -1,30 +1,6 @@
-"""Virtual time: what happens when, and work at a pace that may change."""
+"""Work of the trainer at a pace that may change."""
 
-import heapq
-from collections.abc import Callable
 from typing import Any
-
-
-class Clock:
-    """Virtual seconds, and what happens when; of two events at one time the first planned."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
-
-    def at(self, time_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call at ``time_s``."""
-        self._count += 1
-        heapq.heappush(self._events, (time_s, self._count, call, args))
-
-    def step(self) -> bool:
-        """Run the next event; False if there is none."""
-        if not self._events:
-            return False
-        self.now_s, _, call, args = heapq.heappop(self._events)
-        call(*args)
-        return True
 
 
 class Job:
