@@ -16,6 +16,7 @@ from rlkit.schedule.parts import (
     check_prompts,
     check_rule,
     record,
+    returned,
 )
 from rlkit.schedule.stale import judged, oldest_version, staleness_metrics
 from rlkit.schedule.staleness import StalenessRule
@@ -53,7 +54,7 @@ def one_step_off(
         step = 0
         while coming is not None:
             _wait(runs, [coming], f"the generation of step {step}")
-            batch = coming.result()
+            batch = returned(coming.result())
             following = next(asked, None)
             coming = None if following is None else runs.submit(rollout_step, following)
             prepare(batch)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.schedule.parts import Record, check_calls, check_prompts, record
+from rlkit.schedule.parts import Record, check_calls, check_prompts, record, returned
 
 
 def synchronous(
@@ -23,7 +23,7 @@ def synchronous(
     """
     check_calls(rollout_step=rollout_step, prepare=prepare, train_step=train_step, sync=sync)
     for step, asked in enumerate(check_prompts(prompts)):
-        batch = rollout_step(asked)
+        batch = returned(rollout_step(asked))
         prepare(batch)
         metrics = train_step(batch)
         sync()
@@ -47,7 +47,7 @@ def streamed(
     check_calls(rollout_step=rollout_step, prepare=prepare, train_step=train_step, sync=sync)
     for step, asked in enumerate(check_prompts(prompts)):
         chunks = []
-        for chunk in rollout_step(asked):
+        for chunk in returned(rollout_step(asked)):
             prepare(chunk)
             chunks.append(chunk)
         batch = in_order(chunks, asked)

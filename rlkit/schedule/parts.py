@@ -65,6 +65,16 @@ def check_rule(rule: Any) -> None:
         )
 
 
+def returned(batch: Any) -> Any:
+    """What ``rollout_step`` gave; TypeError for nothing."""
+    if batch is None:
+        raise TypeError(
+            "rollout_step: got None back, need the responses: return rollout.generate(...), or for "
+            "streamed rollout.stream(...)."
+        )
+    return batch
+
+
 def record(step: int, batch: Any, metrics: Any, ages: Mapping[str, float] | None = None) -> Record:
     """``{"step", "batch", **metrics}``; TypeError if ``train_step`` gave no metrics."""
     if not isinstance(metrics, Mapping) or {"step", "batch"} & metrics.keys():

@@ -73,6 +73,8 @@ def test_the_other_schedules_name_them_too(loop, schedule):
         next(schedule(loop.prompts(1), loop.stream, loop.prepare, loop.train, loop.resharder))
     with pytest.raises(TypeError, match="prompts: got int"):
         next(schedule(3, loop.stream, loop.prepare, loop.train, loop.sync))
+    with pytest.raises(TypeError, match="rollout_step: got None back, need the responses"):
+        next(schedule(loop.prompts(1), lambda p: None, loop.prepare, loop.train, loop.sync))
 
 
 @pytest.mark.parametrize(("back", "said"), [(None, "NoneType"), ({"step": 1}, r"\['step'\]")])
