@@ -1,6 +1,7 @@
 """What errors of wrong calls share: names that are close, counts that are whole, finite numbers."""
 
 import difflib
+import inspect
 import math
 import operator
 from collections.abc import Iterable
@@ -30,6 +31,22 @@ def whole(name: str, value: Any, *, least: int = 1, what: str = "") -> int:
     if number < least:
         raise ValueError(f"{name}: got {number}, {need}")
     return number
+
+
+def fits(name: str, fn: Any, *args: Any, **options: Any) -> None:
+    """TypeError if ``fn`` is no function, or can't be called with arguments like these."""
+    need = ", ".join([*map(str, args), *options])
+    if not callable(fn):
+        raise TypeError(f"{name}: got {fn!r}, need a function of ({need}).")
+    try:
+        inspect.signature(fn).bind(*args, **options)
+    except TypeError as error:
+        raise TypeError(
+            f"{name}: got {getattr(fn, '__name__', fn)!s}{inspect.signature(fn)}, need a function "
+            f"of ({need}): {error}. functools.partial binds what is more."
+        ) from None
+    except ValueError:  # built-in functions have no signature
+        pass
 
 
 def finite(name: str, value: Any, *, least: float = 0.0, most: float = math.inf) -> float:

@@ -180,6 +180,9 @@ def as_rows(name: str, values: Any, *, copy: bool = True) -> Rows:
     """
     values = from_numpy(values)
     if isinstance(values, Tensor):
+        if values.is_meta or values.layout != torch.strided:
+            kind = "a tensor without values" if values.is_meta else f"a {values.layout} tensor"
+            raise TypeError(f"{name}: got {kind}, need a dense one, as x.to_dense() makes.")
         values = values.detach().cpu()
         if values.ndim == 0:
             raise ValueError(f"{name}: got a 0-d tensor, need one value a row.")
@@ -188,6 +191,13 @@ def as_rows(name: str, values: Any, *, copy: bool = True) -> Rows:
         lengths = torch.full((len(values),), values.shape[1])
         packed = values.flatten(0, 1)  # no mask to select by: one copy at most
         return Rows(packed.clone() if copy else packed, lengths)
+    values = list(values)
+    shapes = {tuple(x.shape[1:]) for x in values if isinstance(x, Tensor)}
+    if len(shapes) > 1:
+        raise ValueError(
+            f"{name}: got rows of {len(shapes)} shapes after the first dimension, "
+            f"{sorted(shapes)[:3]}; need the same one in all rows."
+        )
     return Rows.from_list(values)
 
 

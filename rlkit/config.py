@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from numbers import Real
 from typing import Any, get_args
 
 from rlkit.checks import did_you_mean, whole
@@ -54,9 +55,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         whole("max_new_tokens", self.max_new_tokens)
         # Below, logits / temperature leaves the range in which float32 tells logprobs apart.
-        fits = self.temperature == 0 or self.temperature >= MIN_TEMPERATURE
+        number = isinstance(self.temperature, Real)
+        fits = number and (self.temperature == 0 or self.temperature >= MIN_TEMPERATURE)
         _need(
-            math.isfinite(self.temperature) and fits,
+            fits and math.isfinite(self.temperature),
             f"temperature: got {self.temperature}, need 0 (greedy) or a finite number of at least "
             f"{MIN_TEMPERATURE}.",
         )

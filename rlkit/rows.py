@@ -113,7 +113,7 @@ class Rows:
         """Bytes of the values; for objects, of their text (other objects count 8)."""
         if isinstance(self.values, Tensor):
             return self.values.numel() * self.values.element_size()
-        return sum(len(x.encode()) if isinstance(x, str) else 8 for x in self.values)
+        return sum(map(object_nbytes, self.values))
 
     def __len__(self) -> int:
         return len(self.values if self.lengths is None else self.lengths)
@@ -185,6 +185,11 @@ class Rows:
                 first = starts[piece] - starts[piece[0]]
                 found[full[piece]] = np.add.reduceat(some, first, dtype=np.float64)
         return torch.from_numpy(found)
+
+
+def object_nbytes(x: Any) -> int:
+    """Bytes of one object: of text in UTF-8, whatever is in it; of others a pointer's."""
+    return len(x.encode(errors="surrogatepass")) if isinstance(x, str) else 8
 
 
 def _as_bytes(values: Tensor) -> np.ndarray:

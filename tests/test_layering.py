@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cluster": COMPUTE | DOCK | {"workers"},
     **dict.fromkeys(PLAN, {"config", "types"} | PLAN),
     **dict.fromkeys(["reshard", *CARRY], BASE | RESHARD),
-    "schedule": {"types"},
+    "schedule": {"checks", "types"},
     "checkpoint": WHOLE,
     "recipes": WHOLE | {"checkpoint", "record"},
     "nb": BASE,

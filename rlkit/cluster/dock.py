@@ -170,7 +170,13 @@ class RayDockTransport:
         self._check_open(method)
         start = time.perf_counter()
         limit = self.timeout_s + options.get("timeout_s", 0.0)
-        refs = {name: send(name) for name in names}
+        try:
+            refs = {name: send(name) for name in names}
+        except TypeError as error:  # Ray's says all of the arguments
+            raise TypeError(
+                f"dock: {method} got values that can't be pickled; need tensors, arrays, numbers, "
+                "text or plain objects."
+            ) from error
         found = {}
         for name, ref in refs.items():
             again = lambda n=name: (self._found_again(), send(n))[1]

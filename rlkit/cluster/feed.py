@@ -2,15 +2,17 @@
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from rlkit.batch import Batch
-from rlkit.checks import whole
+from rlkit.checks import finite, whole
 from rlkit.cluster.calls import Interrupted
 from rlkit.cluster.group import WorkerGroup
 from rlkit.cluster.lane import Lane, ended
+from rlkit.config import SamplingParams
 
 logger = logging.getLogger("rlkit.cluster")
 
@@ -18,6 +20,9 @@ MOST_DEATHS = 3
 """Deaths without a finished group between them, after which no engine is started again."""
 CLOSE_S = 30.0
 """How long ``close`` waits for a slice that runs."""
+
+_FEEDS: weakref.WeakValueDictionary[WorkerGroup, "RolloutFeed"] = weakref.WeakValueDictionary()
+"""Who generates with a rollout group."""
 
 
 class RolloutFeed:
@@ -48,12 +53,12 @@ class RolloutFeed:
         half-written response that many versions older than the weights, at most, goes on; an older
         one begins again.
         """
-        if not seconds > 0:
+        if not finite("seconds", seconds):
             raise ValueError(f"seconds: got {seconds}, need more than 0: how long a slice takes.")
-        groups = [rollout] if isinstance(rollout, WorkerGroup) else list(rollout)
-        if not groups:
-            raise ValueError("RolloutFeed: got no rollout group, need at least one.")
-        self.lanes = [Lane(group) for group in groups]
+        SamplingParams(
+            temperature=temperature, max_new_tokens=1 if max_new_tokens is None else max_new_tokens
+        )
+        self.lanes = [Lane(group) for group in _groups_of(rollout)]
         self.seconds, self.interrupts = seconds, interrupts
         self._how = {"n": whole("n", n, what="response a prompt"), "temperature": temperature}
         self._how["max_new_tokens"] = max_new_tokens
@@ -73,7 +78,12 @@ class RolloutFeed:
 
     def add(self, prompts: Batch) -> None:
         """Generate a group for each prompt, beside those that run: ``advance`` begins them."""
+        if not isinstance(prompts, Batch):
+            raise TypeError(
+                f"add: got {type(prompts).__name__}, need a batch of prompts, as a task makes them."
+            )
         with self._lock:
+            self._claim()
             ids = prompts.meta["group_ids"].tolist()
             twice = [group for group in ids if group in self._prompts]
             if twice:
@@ -139,6 +149,18 @@ class RolloutFeed:
 
     # ---- inside ----
 
+    def _claim(self) -> None:
+        """RuntimeError if another feed generates with one of the groups: it would get our rows."""
+        for lane in self.lanes:
+            other = _FEEDS.get(lane.group)
+            if other is not None and other is not self and other.num_running:
+                raise RuntimeError(
+                    f"RolloutFeed: {lane.group.name} generates for another one, {other!r}; need "
+                    "one feed a rollout group at a time. End the loop that uses that one, or spawn "
+                    "another group."
+                )
+            _FEEDS[lane.group] = self
+
     def _begin(self) -> None:
         """Hand waiting groups to ranks, each to the one with the fewest."""
         while self._waiting:
@@ -203,3 +225,15 @@ class RolloutFeed:
         ]
         parts += [f"{len(self._waiting)} waiting"] if self._waiting else []
         return f"RolloutFeed(groups running: {', '.join(parts) or 'none'})"
+
+
+def _groups_of(rollout: Any) -> list[WorkerGroup]:
+    """One rollout group or several, each once."""
+    groups = list(rollout) if isinstance(rollout, list | tuple) else [rollout]
+    wrong = [g for g in groups if not (isinstance(g, WorkerGroup) and "advance" in g.methods)]
+    if wrong or not groups or len(set(groups)) < len(groups):
+        raise TypeError(
+            f"RolloutFeed: got {rollout!r}, need a rollout group or a list of several, each once: "
+            "cluster.spawn(rk.RolloutWorker, model)."
+        )
+    return groups

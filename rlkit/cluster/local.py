@@ -12,6 +12,7 @@ from rlkit.batch import Batch
 from rlkit.cluster.calls import current_class, default_name, first_batch, incoming, merge
 from rlkit.cluster.group import WorkerGroup
 from rlkit.config import Layout
+from rlkit.dock import CentralDock, Graph, LocalTransport, TransferDock
 from rlkit.functions import ship
 from rlkit.html import table
 from rlkit.workers.context import WorkerContext
@@ -55,6 +56,21 @@ class LocalCluster:
         )
         self.groups[name] = group
         return group
+
+    def dock(
+        self,
+        *,
+        graph: Graph | None = None,
+        capacity: int | None = None,
+        lease_s: float = 60.0,
+        timeout_s: float = 60.0,
+        central: bool = False,
+    ) -> TransferDock:
+        """A transfer dock in this process, with the options of one on Ray."""
+        if not self.open:
+            raise RuntimeError("cluster: it was shut down; launch a new one.")
+        transport = LocalTransport(graph=graph, capacity=capacity, lease_s=lease_s)
+        return (CentralDock if central else TransferDock)(transport, timeout_s=timeout_s)
 
     def respawn(self, group: WorkerGroup) -> None:
         """Build the group's worker again, from the class as it is now; its state is lost."""

@@ -176,7 +176,7 @@ class RayCluster:
         timeout_s: float = 60.0,
         central: bool = False,
     ) -> TransferDock:
-        """A transfer dock over the cluster's nodes: a warehouse a node, a controller a stage.
+        """A transfer dock: a warehouse a node, a controller a stage. Hand it to workers in a call.
 
         capacity: rows that may wait for each stage of the graph. lease_s: how long a holder that
         gives no heartbeat keeps its rows. central: all rows on one node, to compare with.

@@ -68,7 +68,7 @@ class Controller:
         return self._arrivals.table
 
     def admit(
-        self, uids: np.ndarray, group_ids: np.ndarray, *, timeout_s: float
+        self, uids: np.ndarray, group_ids: np.ndarray, request_id: str, *, timeout_s: float
     ) -> Shortage | None:
         """Wait until there is room for those rows that are new; the Shortage if there is none."""
         start = self._clock()
@@ -76,6 +76,8 @@ class Controller:
             while True:
                 now = self._clock()
                 self._expire(now)
+                if request_id in self._withdrawn:
+                    return None
                 if self._room.promise(self._table, uids, group_ids, until=now + self._lease_s):
                     return None
                 if now - start >= timeout_s:
@@ -143,9 +145,14 @@ class Controller:
                     return self._short_of(request, now - start)
                 self._sleep(start + timeout_s - now, now)
 
-    def withdraw(self, request_id: str) -> None:
-        """Whoever asked was interrupted: what it got, or would get, is offered to others."""
+    def withdraw(self, request_id: str, uids: np.ndarray | None = None) -> None:
+        """Whoever asked was interrupted: what it got, or would get, is offered to others.
+
+        ``uids``: of the rows that it asked room for.
+        """
         with self._changed:
+            if uids is not None:
+                self._room.arrived(uids)
             self._withdrawn = [*self._withdrawn[-MAX_WITHDRAWN:], request_id]
             mine = [held for held in self._leases.open_ones() if held.asked == request_id]
             self._release(mine, "was asked for by a call that was interrupted")

@@ -64,8 +64,9 @@ class TransferDock:
                 "LocalTransport(nodes, graph=...). On a cluster cluster.dock() has it."
             )
         self.node = node_of(node or self.transport.here, self.transport.nodes)
-        self.holder = holder or f"{self.node}/{os.getpid()}.{threading.get_ident() % 10_000}"
-        self.partition, self.timeout_s = partition, timeout_s
+        holder = holder or f"{self.node}/{os.getpid()}.{threading.get_ident() % 10_000}"
+        self.holder, self.partition = text("holder", holder), text("partition", partition)
+        self.timeout_s = finite("timeout_s", timeout_s)
         self._inspector = inspector.Inspector()
 
     def at(
@@ -74,8 +75,8 @@ class TransferDock:
         """The same dock from another node, for another holder, or of another partition."""
         other = copy.copy(self)
         other.node = node_of(node or self.node, self.transport.nodes)
-        other.holder = holder or self.holder
-        other.partition = partition or self.partition
+        other.holder = text("holder", holder or self.holder)
+        other.partition = text("partition", partition or self.partition)
         return other
 
     def arrived(self, holder: str) -> Self:
@@ -174,12 +175,16 @@ class TransferDock:
         Waits until the sampler finds enough among the rows that nobody of the stage holds or has
         consumed. ``peers``: the processes of one model-parallel group get the same rows.
         """
+        if text("consumer", consumer) == DRIVER:
+            raise ValueError(
+                f"consumer: got {DRIVER!r}, which only puts and fetches; need another stage's name."
+            )
         limit = self._limit(timeout_s)
         request = Request(
             columns=names_of(columns), n=n, least=n if least is None else least, sampler=sampler,
             holder=self.holder, partition=self.partition, peers=peers, id=uuid.uuid4().hex,
         )  # fmt: skip
-        calls = {text("consumer", consumer): (request,)}
+        calls = {consumer: (request,)}
         try:
             grant = self.transport.controllers("get", calls, timeout_s=limit)[consumer].value
         except KeyboardInterrupt:  # the controller may grant it yet
@@ -231,7 +236,7 @@ class TransferDock:
 
     def drop(self, holder: str) -> dict[str, np.ndarray]:
         """A holder died: what it held is offered again; returns stage -> uids."""
-        told = recovery.on_stages(self.transport, "drop", holder)
+        told = recovery.on_stages(self.transport, "drop", text("holder", holder))
         return {stage: uids for stage, uids in told.items() if len(uids)}
 
     # ---- rows as a whole ----

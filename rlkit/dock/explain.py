@@ -50,7 +50,7 @@ def short_of(transport: Transport, short: Shortage, what: str) -> TimeoutError:
         said.append(f"Nobody has put rows {few(np.asarray(short.unknown))}.")
     if short.gone:
         said.append(f"Rows {few(np.asarray(short.gone))} were consumed by all stages, or cleared.")
-    if what == "get" and not short.missing:
+    if what == "get" and not short.missing and not unknown:
         said.append(
             "No column is missing: more rows must be put, or the sampler leaves out what is ready "
             "(incomplete groups, stale rows)."
@@ -72,6 +72,12 @@ def _missing(transport: Transport, short: Shortage, column: str, uids: np.ndarra
         return f"{said}; the driver puts it: put it for them, too."
     if stage not in transport.stages():
         return f"{said}; stage {stage!r} writes it: run it on them."
+    done = np.intersect1d(uids, transport.controllers("consumed", {stage: ()})[stage].value)
+    if len(done):
+        return (
+            f"{said}; stage {stage!r} writes it, and acknowledged {few(done)} without having "
+            "written it: put it for them, or clear them."
+        )
     told = transport.controllers("holders", {stage: (uids,)})[stage].value
     work = f"{who(told)}." if told else "nobody has leased them from it: is it running?"
     return f"{said}; stage {stage!r} writes it, and {work}{_waits(transport, short, stage)}"

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rlkit.checks import finite
 from rlkit.dock.dock import TransferDock
 
 logger = logging.getLogger("rlkit.dock")
@@ -17,6 +18,10 @@ def keep_alive(dock: TransferDock, *, every_s: float = 10.0) -> Iterator[None]:
     ``every_s`` is best a third of the lease time, so that one lost heartbeat does no harm. When a
     process dies, so does its thread, and its leases run out.
     """
+    if not isinstance(dock, TransferDock) or not finite("every_s", every_s):
+        raise TypeError(
+            f"keep_alive: got {type(dock).__name__} every {every_s} s, need a dock and more than 0."
+        )
     over = threading.Event()
 
     def beat() -> None:

@@ -14,6 +14,7 @@ from rlkit.dock.messages import ClosedError
 from rlkit.dock.recovery import on_stages
 from rlkit.dock.traffic import DRIVER
 from rlkit.dock.transport import Transport
+from rlkit.dock.values import OF_FRAME
 from rlkit.dock.view import View
 from rlkit.html import table
 
@@ -28,7 +29,7 @@ COLOURS = {
 }
 """As ``rk.viz.plot_dock`` draws them; blue, orange and greys are told apart by all eyes."""
 NODE_ID = re.compile(r"\b([0-9a-f]{8})[0-9a-f]{48}\b")
-IDENTITY = ("uid", "group", "version", "partition", "bytes")
+IDENTITY = ("uid", *OF_FRAME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

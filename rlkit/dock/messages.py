@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from rlkit.checks import whole
+from rlkit.checks import fits, whole
+from rlkit.dock.samplers import check_size
 from rlkit.functions import Shipped
-from rlkit.rows import Rows
+from rlkit.rows import Rows, object_nbytes
 
 
 class StaleLeaseError(RuntimeError):
@@ -34,7 +35,7 @@ class Facts:
     def of(cls, rows: Rows) -> "Facts":
         """The facts of N rows."""
         if isinstance(rows.values, list):
-            sizes = [len(x.encode()) if isinstance(x, str) else 8 for x in rows.values]
+            sizes = [object_nbytes(x) for x in rows.values]
             return cls("objects", "object", np.asarray(sizes, dtype=np.int64), None)
         lengths = None if rows.lengths is None else rows.lengths.numpy()
         count = np.ones(len(rows), dtype=np.int64) if lengths is None else lengths
@@ -115,6 +116,14 @@ class Peers:
     call: tuple[int, ...]
     """Which call of the group: (step, batch), the same in all its processes."""
 
+    def __post_init__(self) -> None:
+        whole("size", self.size, what="process")
+        if not (isinstance(self.group, str) and isinstance(self.call, tuple)):
+            raise TypeError(
+                f"Peers: got group {self.group!r} and call {self.call!r}, need a name and a tuple "
+                "of numbers, (step, batch)."
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -132,13 +141,15 @@ class Request:
 
     def __post_init__(self) -> None:
         whole("n", self.n, what="row")
+        if not (self.peers is None or isinstance(self.peers, Peers)):
+            raise TypeError(
+                f"peers: got {self.peers!r}, need rk.dock.Peers(group, size, call=(step, batch))."
+            )
         if whole("least", self.least, what="row") > self.n:
             raise ValueError(f"least: got {self.least} rows, need at most {self.n}, which is n.")
-        if not callable(self.sampler) and not isinstance(self.sampler, Shipped):
-            raise TypeError(
-                f"sampler: got {self.sampler!r}, need a function (rows, n) -> positions, such as "
-                "rlkit.dock.samplers.in_order."
-            )
+        if not isinstance(self.sampler, Shipped):
+            fits("sampler", self.sampler, "rows", "n")
+            check_size(self.sampler, self.n, self.least)
 
 
 @dataclass(slots=True, kw_only=True)

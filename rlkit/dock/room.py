@@ -47,7 +47,7 @@ class Room:
         return int((table["consumed"] == 0).sum()) + len(self._promised)
 
     def arrived(self, uids: np.ndarray) -> None:
-        """Promised rows came."""
+        """Promised rows came, or will not come."""
         for uid in uids.tolist() if self._promised else ():
             self._promised.pop(uid, None)
 

@@ -8,6 +8,7 @@ sampler takes whole groups, those of which that many rows are ready.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -118,6 +119,23 @@ def seeded_random(rows: Ready, n: int, *, seed: int, group_size: int = 1) -> np.
     ids = rows.uids if group_size == 1 else rows.group_ids
     keys = _mixed(ids[found[:, 0]] if len(found) else ids[:0], seed)
     return _first(found[np.argsort(keys, kind="stable")], n)
+
+
+def check_size(sampler: Any, n: int, least: int) -> None:
+    """ValueError if a sampler of this file can't put ``least`` rows together of whole groups."""
+    if getattr(sampler, "func", None) not in _BY_GROUP:
+        return
+    size = whole("group_size", sampler.keywords.get("group_size", 1), what="row a group")
+    if n // size * size < least:
+        raise ValueError(
+            f"n: got {n} rows, at least {least} of them, need whole groups of {size}: a multiple "
+            f"of {size}, or a smaller least."
+        )
+
+
+_BY_GROUP = (
+    in_order, whole_groups, oldest_version, staleness_bounded, token_balanced, seeded_random
+)  # fmt: skip
 
 
 def _first(found: np.ndarray, n: int) -> np.ndarray:

@@ -16,6 +16,13 @@ class Stage:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name, columns in (("reads", self.reads), ("writes", self.writes)):
+            if isinstance(columns, str):
+                raise TypeError(
+                    f"{name} of {self.name!r}: got {columns!r}, need a tuple: ({columns!r},)."
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -53,6 +60,14 @@ class Graph:
 
     stages: tuple[Stage, ...]
     sizes: Mapping[str, Size] = field(default_factory=lambda: SIZES)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stages, Stage) or not all(isinstance(s, Stage) for s in self.stages):
+            raise TypeError(f"stages: got {self.stages!r}, need a tuple of Stage(name, ...).")
+        names = [stage.name for stage in self.stages]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"stages: got {twice[0]!r} twice, need a name of its own for each.")
 
     @property
     def consumers(self) -> tuple[str, ...]:
@@ -133,6 +148,14 @@ def predicted_traffic(
     A column lies where its stage ran, on the first node if the driver wrote it; ``central``: all of
     them on the first node.
     """
+    if isinstance(nodes, int):
+        raise TypeError(f"nodes: got {nodes}, need a list of so many names.")
+    unknown = {c for s in graph.stages for c in (*s.writes, *s.reads)} - graph.sizes.keys()
+    if unknown:
+        raise ValueError(
+            f"sizes: got none of {sorted(unknown)}, need one of each column: "
+            "Graph(stages, sizes={..., 'answer': Size(row=8)})."
+        )
     found = Traffic()
     for stage in graph.stages:
         for column in (*stage.writes, *stage.reads):

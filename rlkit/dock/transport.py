@@ -74,6 +74,8 @@ def ledger_node(stage: str, nodes: Sequence[str]) -> str:
 
 def check_options(*, graph: Graph | None, capacity: int | None, lease_s: float) -> None:
     """Errors of a dock's options."""
+    if not (graph is None or isinstance(graph, Graph)):
+        raise TypeError(f"graph: got {graph!r}, need a rk.dock.Graph, such as rk.dock.GRPO.")
     if finite("lease_s", lease_s) == 0:
         raise ValueError("lease_s: got 0, need seconds above 0: a lease would end as it begins.")
     if capacity is not None and graph is None:
@@ -101,8 +103,9 @@ class LocalTransport:
     ) -> None:
         """``capacity``: rows that may wait for each consumer of the graph."""
         check_options(graph=graph, capacity=capacity, lease_s=lease_s)
-        if isinstance(nodes, str) or not nodes:
-            raise ValueError(f"nodes: got {nodes!r}, need a list of names, at least one.")
+        named = isinstance(nodes, list | tuple) and all(isinstance(node, str) for node in nodes)
+        if not (named and nodes and len(set(nodes)) == len(nodes)):
+            raise ValueError(f"nodes: got {nodes!r}, need names in a list, one or more, each once.")
         consumers = graph.consumers if graph else ()
         self.nodes, self.graph, self.here = tuple(nodes), graph, nodes[0]
         self._options: dict[str, Any] = {"lease_s": lease_s, "clock": clock}

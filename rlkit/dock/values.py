@@ -13,6 +13,9 @@ from rlkit.dock.messages import Places, codes_in
 from rlkit.rows import Rows
 from rlkit.store import Column, LocalStore, Part, join
 
+OF_FRAME = ("group", "version", "partition", "bytes")
+"""What ``dock.frame()`` says of every row, beside its uid."""
+
 
 def columns_of(columns: Any) -> Mapping[str, Any]:
     """Columns to write, by name."""
@@ -28,6 +31,11 @@ def columns_of(columns: Any) -> Mapping[str, Any]:
             f"columns: got {name!r}, which says what a row is and is no column. Pass it to put: "
             "dock.put(columns, uids, group_ids=..., policy_version=...)."
         )
+    for name in names:
+        if name in OF_FRAME or name.startswith(("bytes:", "stage:")):
+            raise ValueError(
+                f"columns: got {name!r}, which dock.frame() says of every row; use another name."
+            )
     return columns
 
 

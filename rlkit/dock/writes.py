@@ -3,6 +3,7 @@ notices to the controllers, and what came too late or is out of date is freed.
 """
 
 import logging
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,11 +21,17 @@ logger = logging.getLogger("rlkit.dock")
 
 def admit(transport: Transport, uids: np.ndarray, groups: np.ndarray, *, timeout_s: float) -> None:
     """Wait for room at every consumer of the graph; TimeoutError says who holds it."""
-    graph = transport.graph
-    calls = dict.fromkeys(graph.consumers if graph and transport.capacity else (), (uids, groups))
-    for reply in transport.controllers("admit", calls, timeout_s=timeout_s).values():
-        if reply.value is not None:
-            raise no_room(reply.value, uids)
+    graph, request_id = transport.graph, uuid.uuid4().hex
+    stages = graph.consumers if graph and transport.capacity else ()
+    calls = dict.fromkeys(stages, (uids, groups, request_id))
+    try:
+        told = transport.controllers("admit", calls, timeout_s=timeout_s)
+        short = [reply.value for reply in told.values() if reply.value is not None]
+        if short:
+            raise no_room(short[0], uids)
+    except BaseException:  # what a stage has promised, or would yet
+        transport.controllers("withdraw", dict.fromkeys(stages, (request_id, uids)))
+        raise
 
 
 def put_values(

@@ -1,5 +1,6 @@
 """Schedules that generate ahead of training: one step, or as far as a bound on staleness allows."""
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -7,13 +8,26 @@ from typing import Any
 
 from rlkit.schedule.backlog import Backlog
 from rlkit.schedule.executors import Threads
-from rlkit.schedule.in_turn import Record
-from rlkit.schedule.stale import staleness_metrics
+from rlkit.schedule.parts import (
+    Record,
+    check_calls,
+    check_executor,
+    check_feed,
+    check_prompts,
+    check_rule,
+    record,
+    returned,
+)
+from rlkit.schedule.stale import judged, oldest_version, staleness_metrics
 from rlkit.schedule.staleness import StalenessRule
 from rlkit.types import Executor, Feed, Handle
 
+logger = logging.getLogger("rlkit.schedule")
+
 WAIT_S = 600.0
 """How long nothing may happen before a schedule says what it waits for."""
+MOST_DROPPED = 10
+"""Train steps' worth of groups of the newest weights that a stale_policy may leave out in a row."""
 STOP_S = 30.0
 """How long a schedule that is left waits for generation to come to a halt."""
 
@@ -32,14 +46,15 @@ def one_step_off(
     Weights are handed over between two generations, when both have ended; the longest response
     holds up the next step. Arguments are those of ``synchronous``.
     """
-    with closing(executor or Threads()) as runs:
-        asked = iter(prompts)
+    check_calls(rollout_step=rollout_step, prepare=prepare, train_step=train_step, sync=sync)
+    with closing(check_executor(executor) or Threads()) as runs:
+        asked = iter(check_prompts(prompts))
         first = next(asked, None)
         coming = None if first is None else runs.submit(rollout_step, first)
         step = 0
         while coming is not None:
             _wait(runs, [coming], f"the generation of step {step}")
-            batch = coming.result()
+            batch = returned(coming.result())
             following = next(asked, None)
             coming = None if following is None else runs.submit(rollout_step, following)
             prepare(batch)
@@ -47,7 +62,7 @@ def one_step_off(
             if coming is not None:
                 _wait(runs, [coming], f"the generation of step {step + 1}")
             sync()
-            yield {"step": step, "batch": batch, **metrics}
+            yield record(step, batch, metrics)
             step += 1
 
 
@@ -75,8 +90,11 @@ def asynchronous(
     nothing of that is lost: another loop goes on with it. Engines that die are started again, get
     the weights by ``sync()``, and generate what they had.
     """
+    check_calls(prepare=prepare, train_step=train_step, sync=sync)
+    check_feed(feed)
+    check_rule(rule)
     backlog = prompts if isinstance(prompts, Backlog) else Backlog(prompts)
-    with closing(executor or Threads()) as runs:
+    with closing(check_executor(executor) or Threads()) as runs:
         line = _Line(backlog, feed, prepare, sync, runs, rule)
         try:
             while (batch := line.take()) is not None:
@@ -85,7 +103,7 @@ def asynchronous(
                 ages["staleness/dropped_groups"] = float(line.rule.dropped)
                 metrics = runs.run(train_step, batch)
                 line.hand_over()
-                yield {"step": step, "batch": batch, **ages, **metrics}
+                yield record(step, batch, metrics, ages)
         finally:
             line.stop()
 
@@ -105,12 +123,16 @@ class _Line:
         rule: StalenessRule,
     ) -> None:
         self.rule = rule.rebase(version=rule.version, untrained=len(backlog.ready))
+        self._first_version = rule.version
         self._backlog, self._changed = backlog, backlog.changed
         self._feed, self._prepare, self._sync, self._runs = feed, prepare, sync, runs
         self._chosen: list[Any] = []  # in the hands of the trainer
+        self._left_out = 0  # groups of the newest weights, since one was chosen
         self._turn: Handle | None = None
         self._preparing: list[Handle] = []
         self._stopped = self._exhausted = self._holding = False
+        if rule.version:  # the loop before this may have ended between a train step and its sync
+            self._give_weights()
         with self._changed:  # else a turn that is quick puts the next one in its place before us
             self._go_on()
 
@@ -171,6 +193,12 @@ class _Line:
                     self._go_on()
                 handles = [*self._preparing, *([self._turn] if self._turn else [])]
             if not handles:
+                if self.rule.version == self._first_version:
+                    logger.warning(
+                        "asynchronous: the prompts ended before a train step, which takes %d "
+                        "groups: %d are ready, %d were left out",
+                        self.rule.groups_per_step, len(self._chosen), self.rule.dropped,
+                    )  # fmt: skip
                 return None
             what = f"{missing} more groups of {self._feed!r}"
             if self._preparing:
@@ -182,31 +210,41 @@ class _Line:
     def _choose(self) -> None:
         """Take ready groups, oldest first, until there are enough."""
         rule, ready = self.rule, self._backlog.ready
-        ready.sort(key=lambda group: int(group.meta["policy_version"].min()))
+        ready.sort(key=oldest_version)
         while ready and len(self._chosen) < rule.groups_per_step:
-            group = rule.stale_policy(
-                ready.pop(0), version=rule.version, max_staleness=rule.max_staleness
-            )
-            if group is None:
-                self.rule = self.rule.drop_accepted()
-            else:
+            group = judged(ready[0], rule)  # an error leaves it ready
+            version = oldest_version(ready.pop(0))
+            if group is not None:
                 self._chosen.append(group)
+                self._left_out = 0
+                continue
+            self.rule = self.rule.drop_accepted()
+            self._left_out += version == rule.version
+            if self._left_out >= MOST_DROPPED * rule.groups_per_step:
+                raise RuntimeError(
+                    f"stale_policy: left out {self._left_out} groups in a row that the newest "
+                    f"weights generated (version {version}), so no train step will come. Need a "
+                    "policy that returns some groups: what does it ask of them?"
+                )
 
     def hand_over(self) -> None:
         """What was taken is trained: new weights to the engines; the next version begins."""
         self._chosen = []
         if not self._feed.interrupts:
             self._drain()
+        self._give_weights()
+        with self._changed:
+            self.rule, self._holding = self.rule.advance(), False
+            if self._turn is None:
+                self._go_on()
+
+    def _give_weights(self) -> None:
         try:
             if not self._mended():
                 self._sync()
         except Exception:
             if not self._mended():
                 raise
-        with self._changed:
-            self.rule, self._holding = self.rule.advance(), False
-            if self._turn is None:
-                self._go_on()
 
     def _drain(self) -> None:
         """Begin nothing new until what runs is finished."""

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from rlkit.schedule.parts import check_prompts
+
 
 class Backlog:
     """Prompts, and groups of responses, between a stream of prompts and the trainer.
@@ -27,7 +29,7 @@ class Backlog:
         """``unfinished``, prompts, come before ``prompts``; ``untrained``, prepared groups, are
         trained.
         """
-        self._prompts = iter(prompts)
+        self._prompts = iter(check_prompts(prompts))
         self._waiting: deque[Any] = deque()
         self._begun: dict[int, Any] = {}  # group id -> its prompt
         self.ready: list[Any] = [] if untrained is None else list(untrained.groups())
@@ -38,6 +40,11 @@ class Backlog:
             self._queue(unfinished)
 
     def _queue(self, prompts: Any) -> None:
+        if not hasattr(prompts, "select"):
+            raise TypeError(
+                f"prompts: got {type(prompts).__name__}, need batches of prompts: of a task, or "
+                "rk.tasks.prompt_batch([(prompt, answer), ...], tokenizer=model.tokenizer)."
+            )
         self._waiting.extend(prompts.select([row]) for row in range(len(prompts)))
 
     def begin(self) -> Any:
@@ -56,7 +63,11 @@ class Backlog:
         """These groups are generated and prepared."""
         with self.changed:
             for group in groups:
-                self._begun.pop(_id(group), None)
+                if self._begun.pop(_id(group), None) is None:
+                    raise RuntimeError(
+                        f"Backlog: got group {_id(group)}, which this loop has not begun. Does "
+                        "another loop use the same feed? Make one, and a rollout group, for each."
+                    )
                 self.ready.append(group)
 
     def give_back(self, groups: Iterable[Any]) -> None:

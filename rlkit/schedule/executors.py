@@ -22,7 +22,13 @@ class Threads:
 
     def submit(self, call: Callable[..., Any], *args: Any) -> Handle:
         """Start ``call(*args)``."""
-        return self._pool.submit(call, *args)
+        try:
+            return self._pool.submit(call, *args)
+        except RuntimeError:
+            raise RuntimeError(
+                "Threads: got a call after the end of the loop that used them; need new ones for "
+                "each loop: executor=rk.schedule.Threads()."
+            ) from None
 
     def run(self, call: Callable[..., Any], *args: Any) -> Any:
         """Run it here, beside what was submitted."""

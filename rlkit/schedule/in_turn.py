@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-Record = dict[str, Any]
+from rlkit.schedule.parts import Record, check_calls, check_prompts, record, returned
 
 
 def synchronous(
@@ -21,12 +21,13 @@ def synchronous(
     it; ``train_step(batch) -> metrics``; ``sync()`` moves the weights, such as
     ``resharder.reshard``. A record is ``{"step", "batch", **metrics}``.
     """
-    for step, asked in enumerate(prompts):
-        batch = rollout_step(asked)
+    check_calls(rollout_step=rollout_step, prepare=prepare, train_step=train_step, sync=sync)
+    for step, asked in enumerate(check_prompts(prompts)):
+        batch = returned(rollout_step(asked))
         prepare(batch)
         metrics = train_step(batch)
         sync()
-        yield {"step": step, "batch": batch, **metrics}
+        yield record(step, batch, metrics)
 
 
 def streamed(
@@ -43,15 +44,16 @@ def streamed(
     those of ``synchronous``. What needs the whole batch, such as whitening, belongs into
     ``train_step``.
     """
-    for step, asked in enumerate(prompts):
+    check_calls(rollout_step=rollout_step, prepare=prepare, train_step=train_step, sync=sync)
+    for step, asked in enumerate(check_prompts(prompts)):
         chunks = []
-        for chunk in rollout_step(asked):
+        for chunk in returned(rollout_step(asked)):
             prepare(chunk)
             chunks.append(chunk)
         batch = in_order(chunks, asked)
         metrics = train_step(batch)
         sync()
-        yield {"step": step, "batch": batch, **metrics}
+        yield record(step, batch, metrics)
 
 
 def in_order(chunks: list[Any], asked: Any) -> Any:

@@ -14,8 +14,7 @@ def admit(group: Any, *, version: int, max_staleness: float) -> Any:
 
 def drop(group: Any, *, version: int, max_staleness: float) -> Any:
     """Leave the group out if its oldest token is older than the bound; another takes its slot."""
-    oldest = int(group.meta["policy_version"].min())
-    return None if version - oldest > max_staleness else group
+    return None if version - oldest_version(group) > max_staleness else group
 
 
 def mask(group: Any, *, version: int, max_staleness: float) -> Any:
@@ -24,10 +23,32 @@ def mask(group: Any, *, version: int, max_staleness: float) -> Any:
     def response_mask(mask: Any, token_version: Any) -> Any:
         return mask * (version - token_version <= max_staleness)
 
-    oldest = int(group.meta["policy_version"].min())
-    if version - oldest > max_staleness:
+    if version - oldest_version(group) > max_staleness:
         group["response_mask"] = group.apply(response_mask, "response_mask", "token_version")
     return group
+
+
+def oldest_version(group: Any) -> int:
+    """The version that sampled a group's oldest token."""
+    return int(group.meta["policy_version"].min())
+
+
+def judged(group: Any, rule: Any) -> Any:
+    """What a rule's ``stale_policy`` leaves of a group; None: nothing."""
+    oldest = oldest_version(group)
+    if oldest > rule.version:
+        raise ValueError(
+            f"rule: got version {rule.version}, need {oldest} or more, the version that generated "
+            "a group. Begin with rule.rebase(version=actor.version), and update the actor once a "
+            "train_step. An actor that was respawned has lost its weights: load a checkpoint."
+        )
+    kept = rule.stale_policy(group, version=rule.version, max_staleness=rule.max_staleness)
+    if kept is not None and not (hasattr(kept, "meta") and len(kept)):
+        raise TypeError(
+            f"stale_policy: got {kept!r} back, need the group (or some of its rows), or None to "
+            "leave it out."
+        )
+    return kept
 
 
 def staleness_metrics(batch: Any, *, version: int) -> dict[str, float]:

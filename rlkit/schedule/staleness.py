@@ -3,8 +3,10 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
+from rlkit.checks import fits, whole
 from rlkit.schedule.stale import admit
 
 
@@ -27,7 +29,7 @@ class StalenessRule:
     """Train steps that samples may lag behind; 0 is synchronous, ``inf`` has no bound."""
     stale_policy: Callable[..., Any] = admit
     """What becomes of groups older than that when they are to be trained: ``admit``, ``drop``,
-    ``mask`` or a function of yours."""
+    ``mask`` or a function of yours, ``(group, *, version, max_staleness) -> group`` or None."""
     max_running: int | None = None
     """Groups that may run at once, whatever their staleness."""
     version: int = 0
@@ -40,21 +42,21 @@ class StalenessRule:
     """Groups finished and not kept; they hold no slot."""
 
     def __post_init__(self) -> None:
-        if self.groups_per_step < 1:
-            raise ValueError(
-                f"groups_per_step: got {self.groups_per_step}, need at least 1 group a train step."
+        whole("groups_per_step", self.groups_per_step, what="group a train step")
+        if not isinstance(self.max_staleness, Real):
+            raise TypeError(
+                f"max_staleness: got {self.max_staleness!r}, need a number of train steps."
             )
         if not self.max_staleness >= 0:
             raise ValueError(
                 f"max_staleness: got {self.max_staleness}, need 0 (synchronous) or more."
             )
-        if self.max_running is not None and self.max_running < 1:
-            raise ValueError(
-                f"max_running: got {self.max_running}, need at least 1 group, or None for no bound."
-            )
+        if self.max_running is not None:
+            whole("max_running", self.max_running, what="group, or None for no bound")
         for name in ("version", "running", "accepted", "dropped"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: got {getattr(self, name)}, need a count of 0 or more.")
+            whole(name, getattr(self, name), least=0)
+        if self.stale_policy is not admit:  # a simulator makes millions of rules
+            fits("stale_policy", self.stale_policy, "group", version=0, max_staleness=0)
 
     @property
     def capacity(self) -> float:

@@ -12,7 +12,7 @@ import ray
 import torch
 
 from rlkit.batch import Batch
-from rlkit.dock import GRPO, StaleLeaseError
+from rlkit.dock import GRPO, Graph, Stage, StaleLeaseError
 from rlkit.dock.messages import ClosedError
 from rlkit.rows import Rows
 from rlkit.store import Column
@@ -107,6 +107,23 @@ def test_a_sampler_of_the_notebook_chooses(dock, uids):
     dock.put({"answer": list("abcd")}, uids)
     newest = lambda rows, n: np.argsort(-rows.uids)[:n]
     assert dock.get("generate", ["answer"], 2, newest).batch["answer"] == ["d", "c"]
+
+
+def test_values_that_can_not_be_sent_are_named(dock, uids):
+    with pytest.raises(TypeError, match="dock: put got values that can't be pickled"):
+        dock.put({"lock": [threading.Lock()]}, uids[:1])
+
+
+def test_a_put_interrupted_while_it_waits_keeps_no_room(ray_cluster):
+    dock = ray_cluster.dock(graph=Graph((Stage("s", reads=("x",)),)), capacity=1, timeout_s=20)
+    dock.put({"x": [1]}, [0])
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        dock.put({"x": [2]}, [1])
+    dock.ack(dock.get("s", ["x"], 1))
+    dock.put({"x": [3]}, [2])
+    assert dock.get("s", ["x"], 1).uids.tolist() == [2]
+    dock.transport.close()
 
 
 def test_a_killed_controller_forgets_neither_rows_nor_leases(dock, uids):

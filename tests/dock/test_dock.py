@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import rlkit as rk
 from rlkit.dock import (
     GRPO,
     CentralDock,
@@ -655,6 +656,9 @@ def test_grpo_graph_consumers_are_in_order():
 
 # ---- what a caller may get wrong ----
 
+grouped = lambda size: partial(samplers.whole_groups, group_size=size)
+pairs = grouped(2)
+
 
 @pytest.mark.parametrize(
     ("call", "error", "said"),
@@ -684,6 +688,32 @@ def test_grpo_graph_consumers_are_in_order():
         (lambda d: d.restore({}), TypeError, r"need what dock.snapshot\(\) returned"),
         (lambda d: TransferDock(GRPO), TypeError, "transport: got Graph"),
         (lambda d: LocalTransport("ab"), ValueError, "nodes: got 'ab'"),
+        (lambda d: LocalTransport(["a", "a"]), ValueError, r"nodes: got \['a', 'a'\]"),
+        (lambda d: LocalTransport(3), ValueError, "nodes: got 3"),
+        (lambda d: LocalTransport(graph=["s"]), TypeError, r"graph: got \['s'\], need a rk.dock"),
+        (lambda d: TransferDock(holder=5), TypeError, "holder: got 5"),
+        (lambda d: TransferDock(timeout_s="x"), TypeError, "timeout_s: got 'x'"),
+        (lambda d: d.at(holder=5), TypeError, "holder: got 5"),
+        (lambda d: d.at(partition=5), TypeError, "partition: got 5"),
+        (lambda d: d.drop(5), TypeError, "holder: got 5"),
+        (lambda d: d.put({"version": [1]}, [1]), ValueError, "'version', which dock.frame"),
+        (lambda d: d.put({"stage:s": [1]}, [1]), ValueError, "'stage:s', which dock.frame"),
+        (lambda d: d.get("s", ["x"], 1, lambda r: [0]), TypeError, r"a function of \(rows, n\)"),
+        (lambda d: d.get("s", ["x"], 2, samplers.whole_groups), TypeError, "partial binds"),
+        (lambda d: d.get("s", ["x"], 3, grouped("2")), TypeError, "group_size: got '2'"),
+        (lambda d: d.get("driver", ["x"], 1), ValueError, "consumer: got 'driver', which only"),
+        (lambda d: d.put({"x": torch.ones(1).to("meta")}, [1]), TypeError, "x: got a tensor with"),
+        (lambda d: d.put({"y": torch.eye(2).to_sparse()}, [1, 2]), TypeError, "need a dense one"),
+        (lambda d: d.put({"y": [torch.ones(2), torch.ones(2, 2)]}, [1, 2]), ValueError, "2 shapes"),
+        (lambda d: d.get("s", ["x"], 3, pairs), ValueError, "n: got 3 rows, at least 3 of them"),
+        (lambda d: d.get("s", ["x"], 1, pairs), ValueError, "whole groups of 2"),
+        (lambda d: d.get("s", ["x"], 1, peers=("a", 2)), TypeError, r"peers: got \('a', 2\)"),
+        (lambda d: Peers("a", 0, (0,)), ValueError, "size: got 0"),
+        (lambda d: Peers("a", 2, 0), TypeError, "call 0, need a name and a tuple"),
+        (lambda d: Stage("s", reads="xy"), TypeError, r"reads of 's': got 'xy', need a tuple"),
+        (lambda d: Graph((Stage("s"), Stage("s"))), ValueError, "stages: got 's' twice"),
+        (lambda d: Graph(("s",)), TypeError, r"stages: got \('s',\)"),
+        (lambda d: keep_alive(d, every_s=0).__enter__(), TypeError, "every 0 s, need a dock and"),
         (lambda d: LocalTransport(graph=GRPO, capacity=0), ValueError, "capacity: got 0"),
         (lambda d: LocalTransport(lease_s=0), ValueError, "lease_s: got 0"),
     ],
@@ -695,6 +725,39 @@ def test_a_wrong_call_says_what_is_needed_and_leaves_nothing_behind(call, error,
         call(dock)
     dock.drop(dock.holder)
     assert dock.get("s", ["x"], 3).batch["x"].tolist() == [0, 1, 2]
+
+
+def test_a_row_that_a_stage_acknowledged_without_writing_it_is_named():
+    dock, _ = make_dock(graph=FLOW)
+    dock.put({"prompt_ids": torch.ones(3, 2)}, range(3))
+    lease = dock.get("rollout", ["prompt_ids"], 3)
+    dock.put({"response_ids": torch.ones(2, 2)}, [0, 2], stage="rollout")
+    dock.ack(lease)
+    with pytest.raises(TimeoutError, match="'rollout' writes it, and acknowledged 1 without"):
+        dock.get("reference", ["response_ids"], 3)
+    dock.put({"response_ids": torch.zeros(1, 2)}, [1])
+    assert len(dock.get("reference", ["response_ids"], 3)) == 3
+
+
+def test_names_that_no_row_has_are_said_and_nothing_else():
+    dock, _ = make_dock()
+    with pytest.raises(TimeoutError, match=r"No row has \['x'\]; there are \[\]\.$"):
+        dock.get("s", ["x"], 1)
+
+
+def test_text_that_is_no_unicode_is_kept():
+    dock, _ = make_dock()
+    dock.put({"x": ["\ud800"]}, [0])
+    assert dock.fetch([0], ["x"])["x"] == ["\ud800"]
+
+
+def test_a_cluster_of_one_process_has_a_dock_too():
+    with rk.launch(backend="local") as cluster:
+        dock = cluster.dock(graph=FLOW, capacity=2, timeout_s=0)
+        assert (dock.transport.graph, dock.transport.capacity) == (FLOW, 2)
+        assert isinstance(cluster.dock(central=True), CentralDock)
+    with pytest.raises(RuntimeError, match="launch a new one"):
+        cluster.dock()
 
 
 def test_no_rows_are_put_as_none():
@@ -766,6 +829,33 @@ def test_rows_granted_to_an_interrupted_get_are_offered_again():
         dock.get("train", ["x"], 2)
     dock.transport.controllers = controllers
     assert len(dock.at(holder="other").get("train", ["x"], 2)) == 2
+
+
+@pytest.mark.parametrize("how", ["interrupted", "timed out"])
+def test_a_put_that_was_given_up_keeps_no_room(how, monkeypatch):
+    two = Graph((Stage("a", reads=("x",)), Stage("b", reads=("x",))))
+    dock, _ = make_dock(graph=two, capacity=1)
+    if how == "interrupted":
+        call = dock.transport.controllers
+
+        def interrupted(method, calls, **options):
+            found = call(method, calls, **options)
+            if method == "admit":
+                raise KeyboardInterrupt
+            return found
+
+        monkeypatch.setattr(dock.transport, "controllers", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            put_numbers(dock, [1])
+        monkeypatch.undo()
+    else:
+        put_numbers(dock, [0])
+        dock.ack(dock.get("a", ["x"], 1))  # there is room at a, and none at b
+        with pytest.raises(TimeoutError, match="wait for stage 'b'"):
+            put_numbers(dock, [1])
+        dock.ack(dock.get("b", ["x"], 1))
+    put_numbers(dock, [2])
+    assert dock.get("a", ["x"], 1).uids.tolist() == [2]
 
 
 def test_an_interrupted_get_that_still_waits_gets_nothing():

@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from rlkit.dock import GRPO, CentralDock, LocalTransport, TransferDock, predicted_traffic
+from rlkit.dock import (
+    GRPO,
+    CentralDock,
+    Graph,
+    LocalTransport,
+    Stage,
+    TransferDock,
+    predicted_traffic,
+)
 from rlkit.rows import Rows
 
 GROUPS, N, PROMPT, RESPONSE = 4, 4, 5, 7
@@ -46,6 +54,13 @@ def test_predicted_bytes_by_stage_are_those_counted(kind, central):
     if central:  # where rows lie is certain, so pairs agree, too
         merged = table.merge(counted, on=["stage", "source", "target"], how="outer")
         assert (merged["bytes_x"] == merged["bytes_y"]).all()
+
+
+def test_a_prediction_names_what_it_needs():
+    with pytest.raises(TypeError, match="nodes: got 2, need a list of so many names"):
+        predicted_traffic(GRPO, 2, 3, 10, 100, nodes=2)
+    with pytest.raises(ValueError, match=r"sizes: got none of \['text'\], need one of each"):
+        predicted_traffic(Graph((Stage("judge", reads=("text",)),)), 2, 3, 10, 100)
 
 
 def test_predicted_bytes_by_hand():
