@@ -37,6 +37,7 @@ from generate import PROMPT_TOKENS, SPECS
 from torch import multiprocessing
 
 import rlkit as rk
+from rlkit import trace
 from rlkit.algo import clipped_policy_loss, group_relative
 
 SAMPLES, LR = 8, 1e-5
@@ -97,20 +98,21 @@ def of_rlkit(pipe: Any, name: str, folder: str, options: argparse.Namespace) -> 
     loss_fn = lambda logprobs, batch: clipped_policy_loss(
         logprobs, batch, clip_low=0.2, clip_high=0.2
     )
-    for prompts in task.batches(size=PROMPTS[name], steps=options.steps + 1):
-        turns.begin()
-        batch = rollout.generate(prompts, n=SAMPLES, temperature=1.0)
-        batch["rewards"] = rk.score(length_reward, batch)
-        batch["old_logprobs"] = batch["rollout_logprobs"]
-        batch["advantages"] = batch.expand(group_relative(batch["rewards"], batch["group_ids"]))
-        start = time.perf_counter(), time.process_time()
-        actor.update(batch, loss_fn=loss_fn)
-        spent = time.perf_counter() - start[0], time.process_time() - start[1]
-        resharder.reshard()
-        turns.facts = {"train s": spent[0], "train CPU s": spent[1]}
-        turns.end()
-        pipe.recv()
-        pipe.send(matmul_flops())
+    with trace.use(rk.Trace(limit=0)):  # its looks at memory let the peak begin anew
+        for prompts in task.batches(size=PROMPTS[name], steps=options.steps + 1):
+            turns.begin()
+            batch = rollout.generate(prompts, n=SAMPLES, temperature=1.0)
+            batch["rewards"] = rk.score(length_reward, batch)
+            batch["old_logprobs"] = batch["rollout_logprobs"]
+            batch["advantages"] = batch.expand(group_relative(batch["rewards"], batch["group_ids"]))
+            start = time.perf_counter(), time.process_time()
+            actor.update(batch, loss_fn=loss_fn)
+            spent = time.perf_counter() - start[0], time.process_time() - start[1]
+            resharder.reshard()
+            turns.facts = {"train s": spent[0], "train CPU s": spent[1]}
+            turns.end()
+            pipe.recv()
+            pipe.send(matmul_flops())
 
 
 def of_trl(pipe: Any, name: str, folder: str, options: argparse.Namespace) -> None:
