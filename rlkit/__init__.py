@@ -21,6 +21,7 @@ _NAMES = {
     "TorchEngine": "rlkit.engines",
     "VLLMEngine": "rlkit.engines",
     "TorchBackend": "rlkit.backends",
+    "TorchOptions": "rlkit.backends",
     "MegatronBackend": "rlkit.backends",
     "MegatronOptions": "rlkit.backends",
     "RolloutWorker": "rlkit.workers",

@@ -54,7 +54,9 @@ class Layout:
         if self.stages is not None and (len(self.stages) != self.pp or min(self.stages) < 1):
             raise ValueError(
                 f"Layout.stages: got {self.stages}, need pp={self.pp} counts of layers, each at "
-                "least 1. Leave it out for an even split."
+                "least 1. Leave it out for an even split. Virtual stages, several runs of layers "
+                "on one rank, are not offered: Megatron 0.16 computes wrong gradients there unless "
+                "its messages overlap."
             )
         if self.dp is not None and self.num_devices % self.unit:
             raise ValueError(
@@ -84,7 +86,7 @@ class Layout:
         if self.tp * self.pp * self.cp * self.ep > 1:
             raise ValueError(
                 f"{what}: got layout {self.short()}, need one that leaves the model whole on each "
-                "device: spawn(..., n=). An actor's model is cut by backend=rk.MegatronBackend."
+                "device: spawn(..., n=). Only actors, critics and references are cut."
             )
         return self
 

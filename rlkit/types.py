@@ -121,6 +121,10 @@ class Backend(Protocol):
         """Weights by Hugging Face name."""
         ...
 
+    def resident(self) -> "Mapping[str, Tensor]":
+        """What stays on the device between calls, not copied: ``offload`` moves its storages."""
+        ...
+
     @property
     def layout(self) -> "Layout":
         """How the model is cut."""

@@ -47,6 +47,11 @@ def test_every_rank_has_a_place_of_its_own(tp, cp, dp, pp, order):
     assert np.unique(rows, axis=1).shape[1] == tp * cp * dp * pp
 
 
+def test_virtual_stages_are_refused_with_the_reason():
+    with pytest.raises(ValueError, match=r"need pp=2 .*Virtual stages.*wrong gradients"):
+        Layout(pp=2, stages=(1, 1, 1, 1))
+
+
 def test_stages_are_as_even_as_can_be_unless_they_are_given():
     assert Layout(pp=4).layers_of_stages(61) == (16, 15, 15, 15)
     assert R1.layers_of_stages(61) == R1.stages

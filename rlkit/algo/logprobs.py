@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
@@ -103,12 +103,23 @@ def per_token_from_hidden(
             return logprobs, logprobs.new_zeros(0)
         return logprobs, entropy_from_logits(logits, temperature=temperature)
 
-    size = rows_at_once(vocab_size)
-    if len(hidden) <= size:
+    return in_pieces(piece, hidden, tokens, temperature, num_rows=rows_at_once(vocab_size))
+
+
+def in_pieces(
+    piece: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+    hidden: Float[Tensor, "N H"],
+    tokens: Int[Tensor, " N"],
+    temperature: Shaped[Tensor, " N"],
+    *,
+    num_rows: int,
+) -> tuple[Tensor, Tensor]:
+    """``piece`` of ``num_rows`` rows at a time, end to end; computed again for the gradient."""
+    if len(hidden) <= num_rows:
         return piece(hidden, tokens, temperature)
     found: list[tuple[Tensor, Tensor]] = []
-    for start in range(0, len(hidden), size):
-        rows = [x[start : start + size] for x in (hidden, tokens, temperature)]
+    for start in range(0, len(hidden), num_rows):
+        rows = [x[start : start + num_rows] for x in (hidden, tokens, temperature)]
         again = checkpoint(  # pyright: ignore[reportUnknownVariableType]
             piece, *rows, use_reentrant=False, preserve_rng_state=False
         )

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from rlkit import device as devices
 from rlkit.backends import megatron_cpu
-from rlkit.backends.megatron_groups import any_rank, broadcast, close_groups, from_last_stage
+from rlkit.backends.losses import Guarded, wants_entropy
+from rlkit.backends.megatron_groups import close_groups, from_last_stage
 from rlkit.backends.megatron_model import MegatronOptions, check_model
 from rlkit.backends.megatron_optimizer import (
     MOMENTS,
     bytes_held,
+    gradient_buffers,
     make_optimizer,
     moments,
     reduced_norm,
@@ -30,15 +32,14 @@ from rlkit.backends.megatron_optimizer import (
 from rlkit.backends.megatron_stage import Stage
 from rlkit.backends.megatron_weights import Weights
 from rlkit.backends.packing import Packed
-from rlkit.backends.torch_backend import evaluate, wants_entropy
+from rlkit.backends.ranks import broadcast, check_same_steps, together
 from rlkit.batch import Batch
-from rlkit.checks import PeerError, finite
+from rlkit.checks import finite
 from rlkit.config import Layout, OptimConfig
 from rlkit.models.decoder import Decoder
 from rlkit.models.pretrained import Pretrained
 from rlkit.reshard.plan_forms import megatron
 from rlkit.rows import Rows
-from rlkit.shield import shield
 from rlkit.types import LossFn
 
 logger = logging.getLogger("rlkit.backends")
@@ -53,23 +54,6 @@ def on_device(method: Any) -> Any:
             return method(self, *args, **kwargs)
 
     return patched
-
-
-def together(method: Any) -> Any:
-    """Begin a method when all ranks are there, and let nothing interrupt it.
-
-    Megatron's collectives can't be stopped: a rank that went alone, while another failed before or
-    was interrupted, would wait for it in vain. The worker's barrier can.
-    """
-
-    @functools.wraps(method)
-    def met(self: "MegatronBackend", *args: Any, **kwargs: Any) -> Any:
-        if self._peers is not None:
-            self._peers.barrier()
-        with shield:
-            return method(self, *args, **kwargs)
-
-    return met
 
 
 class MegatronBackend:
@@ -115,7 +99,7 @@ class MegatronBackend:
         )
         self.optimizer = make_optimizer(self.stage.model, self.optim, self.options)
         module, rank = self.stage.module, getattr(context, "rank", 0)
-        self._tensors = {name: p.data for name, p in module.named_parameters()}
+        self._tensors = dict(module.named_parameters())
         self._weights = Weights(self.spec, self.layout, rank)
         self._weights.check(self._tensors)
 
@@ -160,22 +144,15 @@ class MegatronBackend:
         Returns each one's share of metrics and ``loss``, on every rank. An error in the loss is
         raised when all ranks have ended the schedule, here or, on ranks without it, as a PeerError.
         """
-        wanted, errors = wants_entropy(loss_fn), []
+        wanted, guarded = wants_entropy(loss_fn), Guarded(loss_fn)
 
         def use(batch: Batch | None, packed: Packed, logits: Tensor) -> tuple[Tensor, Any, Any]:
             logprobs, entropies = self.stage.per_token(logits, packed, entropy=wanted)
-            loss, metrics = 0 * logprobs.sum(), {}  # what goes back if there is nothing to learn
-            if batch is not None and not errors:
-                try:
-                    loss, metrics = evaluate(loss_fn, batch, packed, logprobs, entropies)
-                except Exception as error:  # the user's code: peers wait for this rank's part
-                    errors.append(error)
+            loss, metrics = guarded(batch, packed, logprobs, entropies)
             return loss, torch.zeros((), dtype=torch.int), devices.to_host(metrics)
 
         kept = self.stage.run(batches, use, train=True)
-        if any_rank(bool(errors), self.device):
-            self.zero_grad()
-            raise errors[0] if errors else PeerError("loss_fn: it raised an error on another rank.")
+        guarded.raise_on_all(self)
         return from_last_stage(kept)
 
     # ---- the optimizer ----
@@ -208,21 +185,9 @@ class MegatronBackend:
     def resync(self, peers: Any, *, version: int) -> int:
         """After a call failed: go on if all ranks have made the same steps; returns rank 0's
         version.
-
-        A rank's shard is nowhere else, so ranks that differ can't be mended.
         """
         self.zero_grad()
-        facts = torch.tensor([self.num_steps, version])
-        peers.broadcast_(facts, root=0)
-        behind = torch.tensor([float(self.num_steps != facts[0])])
-        peers.sum_(behind)
-        if behind:
-            raise RuntimeError(
-                f"MegatronBackend: rank {self._weights.rank} made {self.num_steps} optimizer "
-                f"steps, rank 0 {int(facts[0])}, when a call failed; need equal numbers. "
-                "cluster.respawn(group), then load the last checkpoint."
-            )
-        return int(facts[1])
+        return check_same_steps(peers, self.num_steps, version, rank=self._weights.rank)
 
     # ---- weights ----
 
@@ -232,10 +197,13 @@ class MegatronBackend:
         return dict(self._tensors)
 
     def resident(self) -> dict[str, Tensor]:
-        """What stays on the device between calls, not copied: this rank's weights and moments."""
+        """What stays on the device between calls, not copied: this rank's weights and moments, and
+        the buffers of gradients.
+        """
         held = moments(self.stage.module, self.optimizer).items()
         kept = {f"{what}/{name}": state[what] for name, state in held for what in MOMENTS}
-        return self.shards | kept
+        buffers = gradient_buffers(self.stage.model)
+        return self.shards | kept | {f"gradients/{i}": each for i, each in enumerate(buffers)}
 
     @together
     def state_dict(self) -> dict[str, Tensor]:

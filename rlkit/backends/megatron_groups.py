@@ -1,13 +1,11 @@
-"""torch's default process group and megatron-core's groups, of one layout at a time."""
+"""megatron-core's process groups, of one layout at a time."""
 
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from rlkit import device as devices
 from rlkit.backends.megatron_cpu import seed
+from rlkit.backends.ranks import close_world, open_world
 from rlkit.config import Layout
 
 
@@ -16,26 +14,13 @@ def open_groups(layout: Layout, context: Any, device: torch.device) -> None:
 
     ``context`` is a worker's place: rank, size, collective, timeout.
     """
-    import torch.distributed as dist
     from megatron.core import parallel_state
 
     sizes, timeout_s = _sizes(layout), getattr(context, "timeout_s", 600.0)
     if parallel_state.model_parallel_is_initialized():
         _check_same(sizes)
         return
-    if not dist.is_initialized():
-        dist.init_process_group(
-            devices.platform(device.type).collective,
-            store=_store(context),
-            rank=getattr(context, "rank", 0),
-            world_size=layout.num_devices,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    if dist.get_world_size() != layout.num_devices:
-        raise ValueError(
-            f"MegatronBackend: got {dist.get_world_size()} ranks for {layout.short()}, need "
-            f"{layout.num_devices}. Start as many processes as the layout has devices."
-        )
+    open_world(layout, context, device)
     parallel_state.initialize_model_parallel(
         *sizes[:2],
         context_parallel_size=layout.cp,
@@ -50,29 +35,10 @@ def open_groups(layout: Layout, context: Any, device: torch.device) -> None:
 
 def close_groups() -> None:
     """Forget all groups, so that others can be made."""
-    import torch.distributed as dist
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def broadcast(tensor: Tensor, rank: int) -> None:
-    """Overwrite a tensor with that of one rank of all."""
-    if torch.distributed.get_world_size() > 1:
-        torch.distributed.broadcast(tensor, src=rank)
-
-
-def highest(tensor: Tensor, group: Any = None) -> Tensor:
-    """Maximum over the ranks of a group, or all ranks, in place."""
-    torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, group=group)
-    return tensor
-
-
-def any_rank(value: bool, device: torch.device) -> bool:
-    """Whether it is so on any rank."""
-    return bool(highest(torch.tensor(float(value), device=device)))
+    close_world()
 
 
 def from_last_stage(value: list[Any]) -> list[Any]:
@@ -105,13 +71,3 @@ def _check_same(sizes: tuple[int, int, int, int]) -> None:
             f"MegatronBackend: got tp, pp, ep, expert_tp = {sizes} in a process that has groups of "
             f"{there}; need one layout a process. Spawn the worker in a group of its own."
         )
-
-
-def _store(context: Any) -> Any:
-    """Where the ranks meet: the store of the worker's collective, or none of its own for one."""
-    import torch.distributed as dist
-
-    collective = getattr(context, "collective", None)
-    if collective is None:
-        return dist.HashStore()
-    return dist.PrefixStore("megatron", collective.store)

@@ -85,14 +85,18 @@ def set_moments(
                 inner.state[parameter] = state | {"step": torch.tensor(float(steps))}
 
 
+def gradient_buffers(model: Any) -> list[Tensor]:
+    """Memory that gradients lie in, all the time."""
+    return [buffer.grad_data for buffer in (*model.buffers, *model.expert_parallel_buffers)]
+
+
 def bytes_held(tensors: Mapping[str, Tensor], model: Any, optimizer: Any) -> dict[str, int]:
     """Bytes of weights, buffers of gradients and moments."""
-    buffers = [*model.buffers, *model.expert_parallel_buffers]
     states = [state for inner in _inner(optimizer) for state in inner.state.values()]
     kept = [x for state in states for x in state.values() if isinstance(x, Tensor)]
     return {
         "weights": storage_bytes(tensors.values()),
-        "gradients": storage_bytes(buffer.grad_data for buffer in buffers),
+        "gradients": storage_bytes(gradient_buffers(model)),
         "optimizer": storage_bytes(kept),
     }
 

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlkit.backends.megatron_groups import highest, open_groups
+from rlkit.backends.megatron_groups import open_groups
 from rlkit.backends.megatron_model import MegatronOptions, make_config, make_model, packed_params
 from rlkit.backends.megatron_optimizer import with_gradients
 from rlkit.backends.packing import Packed, filled, pack
+from rlkit.backends.ranks import highest
 from rlkit.backends.vocab_parallel import Ranks, logprobs_and_entropy
 from rlkit.batch import Batch
 from rlkit.config import Layout, ModelSpec

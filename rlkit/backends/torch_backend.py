@@ -1,34 +1,43 @@
-"""TorchBackend: forward, backward and AdamW of a decoder or critic on one device, gradients summed
-over data-parallel ranks.
+"""TorchBackend: forward, backward and AdamW of a decoder or critic, whole on each rank or cut over
+the ranks of a layout.
 """
 
-import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlkit.backends.packing import Packed, pack
+from rlkit.backends.losses import Guarded, evaluate, wants_entropy
+from rlkit.backends.packing import Packed, filled, pack
+from rlkit.backends.ranks import check_same_steps
+from rlkit.backends.torch_copies import Copies
+from rlkit.backends.torch_options import TorchOptions, check_layout
 from rlkit.batch import Batch
 from rlkit.checks import finite
 from rlkit.config import Layout, OptimConfig
 from rlkit.models.attention import PackedAttention, positions
-from rlkit.models.pretrained import Pretrained, load_weights
+from rlkit.models.pretrained import Pretrained, check_weights
+from rlkit.reshard.plan_forms import separate
 from rlkit.rows import Rows
 from rlkit.shield import shield
+from rlkit.trace import storage_bytes
 from rlkit.types import LossFn
 
 logger = logging.getLogger("rlkit.backends")
 
 
 class TorchBackend:
-    """Trains a decoder or a critic; ``context`` is the worker's place among data-parallel ranks.
+    """Trains a decoder or a critic; ``context`` is the worker's place in the group's layout.
 
-    ``recompute`` keeps only the input of each block, and computes what is in it a second time for
-    the gradient: ``backend=functools.partial(TorchBackend, recompute=True)``.
+    Whole models on data-parallel ranks, unless the layout has a tp or the options cut them:
+    ``backend=functools.partial(rk.TorchBackend, options=rk.TorchOptions(fully_shard=True))``. Then
+    all ranks call the same methods in the same order.
     """
+
+    form = staticmethod(separate)
+    """Which tensors a rank makes of its rows: a resharder's plan starts from ``shards``."""
 
     def __init__(
         self,
@@ -38,13 +47,18 @@ class TorchBackend:
         lr: float = 1e-6,
         optim: OptimConfig | None = None,
         context: Any = None,
-        recompute: bool = False,
+        options: TorchOptions | None = None,
     ) -> None:
         finite("lr", lr)
-        self.layout = getattr(context, "layout", Layout(dp=1)).whole("TorchBackend")
+        self.layout: Layout = getattr(context, "layout", Layout(dp=1))
         self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
+        self.options, self.num_steps = options or TorchOptions(), 0
+        check_layout(model.spec, self.layout, self.options)
         self.decoder = model.build(device=device)
-        self.decoder.recompute = recompute
+        self.decoder.recompute = self.options.recompute
+        self.cut = self.layout.tp > 1 or self.options.fully_shard
+        self._rank = getattr(context, "rank", 0)
+        self._ranks = self._spread(context)
         self.optimizer = torch.optim.AdamW(
             self.decoder.parameters(),
             lr=lr,
@@ -52,38 +66,89 @@ class TorchBackend:
             eps=self.optim.eps,
             weight_decay=self.optim.weight_decay,
         )
-        self.num_steps = 0
-        peers = getattr(context, "collective", None)
-        self._reduce = None if peers is None else peers.sum_
+
+    def _spread(self, context: Any) -> Any:
+        """The decoder over the ranks: Copies, or Parallel, which has the same methods."""
+        if not self.cut:
+            return Copies(self.decoder, getattr(context, "collective", None))
+        from rlkit.backends.torch_parallel import Parallel  # 0.7 s to import
+
+        return Parallel(
+            self.decoder, self.layout, self.options, device=self.device, context=context
+        )
+
+    # ---- forward and backward ----
 
     def forward(self, batch: Batch, *, entropy: bool = False) -> tuple[Rows, Rows | None]:
         """Logprobs (values of a critic), and entropies if asked for, of the response tokens of B
         rows, unpadded, in host memory.
         """
-        with torch.no_grad():  # not inference_mode: what it makes may enter a gradient
-            packed = pack(batch, device=self.device)
-            found, entropies = self._per_token(packed, entropy=entropy)
-            lengths = packed.targets.lengths
-        return Rows(found.cpu(), lengths), Rows(entropies.cpu(), lengths) if entropy else None
+        return self.forward_all([batch], entropy=entropy)[0]
+
+    def forward_all(
+        self, batches: Sequence[Batch], *, entropy: bool = False
+    ) -> list[tuple[Rows, Rows | None]]:
+        """``forward`` of each batch."""
+        kept = []
+        with self._ranks.together(), torch.no_grad():  # inference_mode's may enter no gradient
+            for packed in map(self._packed, self._in_step(batches)):
+                found, entropies = self._per_token(packed, entropy=entropy)
+                lengths = packed.targets.lengths
+                more = Rows(entropies.cpu(), lengths) if entropy else None
+                kept.append((Rows(found.cpu(), lengths), more))
+            self._ranks.forget_whole()
+        return kept[: len(batches)]
 
     def forward_backward(self, batch: Batch, loss_fn: LossFn) -> dict[str, Tensor]:
         """Add the gradient of one micro-batch's share of the loss.
 
         Returns its share of each metric, of the loss as ``loss``.
         """
-        packed = pack(batch, device=self.device)
+        if self.cut:
+            return self.forward_backward_all([batch], loss_fn)[0]
+        packed = self._packed(batch)
         found, entropies = self._per_token(packed, entropy=wants_entropy(loss_fn))
         loss, metrics = evaluate(loss_fn, batch, packed, found, entropies)
         loss.backward()
         return metrics
 
+    def forward_backward_all(
+        self, batches: Sequence[Batch], loss_fn: LossFn
+    ) -> list[dict[str, Tensor]]:
+        """``forward_backward`` of each micro-batch of a step.
+
+        Of a cut model an error in the loss is raised when all ranks have done their part, here or,
+        on ranks without it, as a PeerError.
+        """
+        if not self.cut:
+            return [self.forward_backward(batch, loss_fn) for batch in batches]
+        kept, guarded, wanted = [], Guarded(loss_fn), wants_entropy(loss_fn)
+        with self._ranks.together():
+            for batch in self._in_step(batches):
+                packed = self._packed(batch)
+                loss, metrics = guarded(batch, packed, *self._per_token(packed, entropy=wanted))
+                loss.backward()
+                kept.append(metrics)
+            guarded.raise_on_all(self)
+        return kept[: len(batches)]
+
+    def _in_step(self, batches: Sequence[Batch]) -> list[Batch | None]:
+        """Batches, and fillers up to as many as other ranks have, if all need the same number."""
+        return [*batches, *[None] * (self._ranks.num_in_step(len(batches)) - len(batches))]
+
+    def _packed(self, batch: Batch | None) -> Packed:
+        packed = None if batch is None else pack(batch, device=self.device)
+        if not self.cut:
+            return packed  # type: ignore[return-value]
+        return filled(packed, multiple=self._ranks.multiple, device=self.device)
+
     def _per_token(self, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
         """Logprobs or values [M], and entropies [M] (none unless asked for), packed."""
         attend = PackedAttention(packed.lengths)
         hidden = self.decoder(packed.ids, positions(packed.lengths), attend)
-        return self.decoder.per_token(
-            hidden[packed.predict], packed.targets.tensor, packed.temperature, entropy=entropy
-        )
+        return self._ranks.per_token(hidden[packed.predict], packed, entropy=entropy)
+
+    # ---- the optimizer ----
 
     def step(self) -> dict[str, float]:
         """One AdamW step on the gradients summed over micro-batches and ranks, clipped by their
@@ -91,31 +156,26 @@ class TorchBackend:
 
         A norm that is not finite leaves the weights alone and is counted.
         """
-        parameters = list(self.decoder.parameters())
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        if self._reduce is not None:
-            flat = torch.cat([grad.reshape(-1) for grad in grads])
-            self._reduce(flat)
-            grads = [
-                piece.view_as(p)
-                for p, piece in zip(
-                    parameters, flat.split([p.numel() for p in parameters]), strict=True
+        with self._ranks.together():
+            parameters = list(self.decoder.parameters())
+            for p in parameters:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            self._ranks.add_up(parameters)
+            total = torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm)
+            norm = float(self._ranks.whole(total))
+            rate = self.lr * self.optim.lr_schedule(self.num_steps)
+            finite = norm == norm and norm != float("inf")
+            if finite:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = rate
+                with shield:  # weights and moments change whole or not at all
+                    self.optimizer.step()
+                    self.num_steps += 1
+            else:
+                logger.warning(
+                    "gradient norm is %s: optimizer step skipped, weights unchanged", norm
                 )
-            ]
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm))
-        rate = self.lr * self.optim.lr_schedule(self.num_steps)
-        finite = norm == norm and norm != float("inf")
-        if finite:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            with shield:  # weights and moments change whole or not at all
-                self.optimizer.step()
-                self.num_steps += 1
-        else:
-            logger.warning("gradient norm is %s: optimizer step skipped, weights unchanged", norm)
-        self.optimizer.zero_grad(set_to_none=True)
+            self.zero_grad()
         return {"grad_norm": norm, "lr": rate, "skipped_steps": float(not finite)}
 
     def zero_grad(self) -> None:
@@ -123,8 +183,13 @@ class TorchBackend:
         self.optimizer.zero_grad(set_to_none=True)
 
     def resync(self, peers: Any, *, version: int) -> int:
-        """Overwrite weights, moments and step count with rank 0's; returns rank 0's ``version``."""
+        """Overwrite weights, moments and step count with rank 0's; returns rank 0's ``version``.
+
+        Ranks of a cut model, which have nothing in common, go on if their step counts are equal.
+        """
         self.zero_grad()
+        if self.cut:
+            return check_same_steps(peers, self.num_steps, version, rank=self._rank)
         facts = torch.tensor([self.num_steps, version, int(bool(self.optimizer.state))])
         peers.broadcast_(facts, root=0)
         self.num_steps, version, has_moments = facts.tolist()
@@ -139,18 +204,42 @@ class TorchBackend:
                 peers.broadcast_(state.setdefault("step", torch.zeros(())), root=0)
         return version
 
+    # ---- weights and moments ----
+
+    @property
+    def shards(self) -> dict[str, Tensor]:
+        """This rank's tensors, as the form ``rlkit.reshard.separate`` has them in the layout.
+
+        FSDP2's are gathered: all ranks call it.
+        """
+        with self._ranks.together():
+            return {name: self._ranks.of_tp(p) for name, p in self.decoder.named_parameters()}
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Weights by Hugging Face name, detached, not copied."""
-        return self.decoder.weights()
+        """Whole weights by Hugging Face name, detached; gathered, if the model is cut, else not
+        copied.
+        """
+        with self._ranks.together():
+            return {name: self._ranks.whole(p) for name, p in self.decoder.named_parameters()}
 
     def load_state_dict(self, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights; the optimizer's moments stay."""
-        load_weights(self.decoder, weights)
+        own = dict(self.decoder.named_parameters())
+        check_weights(own, weights, tied=self.decoder.spec.tie_embeddings)
+        local, cut_like = self._ranks.local, self._ranks.cut_like
+        with torch.no_grad():
+            for name, parameter in own.items():
+                local(parameter).copy_(local(cut_like(parameter, weights[name])))
 
     def optimizer_state(self) -> dict[str, Tensor]:
-        """What AdamW keeps of each weight, as ``what/weight``, not copied; nothing before its first
-        step.
+        """What AdamW keeps of each whole weight, as ``what/weight``; nothing before its first step.
+
+        Gathered, if the model is cut, else not copied.
         """
+        with self._ranks.together():
+            return {key: self._ranks.whole(value) for key, value in self._moments().items()}
+
+    def _moments(self) -> dict[str, Tensor]:
         return {
             f"{what}/{name}": value
             for name, parameter in self.decoder.named_parameters()
@@ -158,83 +247,42 @@ class TorchBackend:
         }
 
     def resident(self) -> dict[str, Tensor]:
-        """What stays on the device between calls, not copied: weights and moments."""
-        return {**self.state_dict(), **self.optimizer_state()}
+        """What stays on the device between calls, not copied: this rank's weights and moments."""
+        held = dict(self.decoder.named_parameters()) | self._moments()
+        return {name: self._ranks.local(tensor) for name, tensor in held.items()}
 
     def load_optimizer_state(self, tensors: Mapping[str, Tensor], *, num_steps: int) -> None:
-        """Put ``optimizer_state`` back, after ``num_steps`` steps of the learning rate's schedule.
+        """Put ``optimizer_state``, of any layout, back, after ``num_steps`` steps of the learning
+        rate's schedule.
 
         ValueError, before anything is changed, for moments of weights that this model hasn't.
         """
-        places = {name: i for i, (name, _) in enumerate(self.decoder.named_parameters())}
-        shapes = {name: p.shape for name, p in self.decoder.named_parameters()}
+        own = dict(self.decoder.named_parameters())
+        places = {name: i for i, name in enumerate(own)}
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in tensors.items():
             what, _, name = key.partition("/")
-            need = () if what == "step" else tuple(shapes.get(name, ()))
+            need = () if what == "step" or name not in own else tuple(own[name].shape)
             if name not in places or tuple(value.shape) != need:
                 raise ValueError(
                     f"optimizer state: got {key} {tuple(value.shape)}, need {need} of a weight of "
                     "this model. Load a checkpoint of the same model."
                 )
-            state.setdefault(places[name], {})[what] = value.clone()
+            mine = value if what == "step" else self._ranks.cut_like(own[name], value)
+            state.setdefault(places[name], {})[what] = mine.clone()
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.num_steps = num_steps
 
+    def memory(self) -> dict[str, int]:
+        """Bytes of this rank's weights, gradients and moments."""
+        parameters, local = list(self.decoder.parameters()), self._ranks.local
+        return {
+            "weights": storage_bytes(local(p) for p in parameters),
+            "gradients": storage_bytes(local(p.grad) for p in parameters if p.grad is not None),
+            "optimizer": storage_bytes(local(value) for value in self._moments().values()),
+        }
 
-def wants_entropy(loss_fn: LossFn) -> bool:
-    """Whether a loss has a parameter for the entropies."""
-    return "entropy" in inspect.signature(loss_fn).parameters
-
-
-def evaluate(
-    loss_fn: LossFn, batch: Batch, packed: Packed, found: Tensor, entropies: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """A loss of one micro-batch and its metrics, with ``loss``, of packed values [M].
-
-    Entropies are [M], too, for a loss that asks for them.
-    """
-    lengths = packed.targets.lengths
-    batch.device = found.device
-    more = {"entropy": Rows(entropies, lengths).padded()} if wants_entropy(loss_fn) else {}
-    loss, metrics = check_loss(loss_fn(Rows(found, lengths).padded(), batch, **more))  # [B, T]
-    if not loss.requires_grad:
-        raise ValueError(
-            "loss_fn: got a loss without a gradient, need one made from the logprobs (of a "
-            "critic the values) that it is given. Look for detach(), item() and no_grad(); a "
-            "loss that may be constant adds 0 * batch.token_mean(logprobs)."
-        )
-    return loss, metrics | {"loss": loss.detach()}
-
-
-def check_loss(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """The (scalar, metrics) that a loss returned; errors say what it returned in place of it."""
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
-        got = type(result).__name__
-        if isinstance(result, tuple):
-            got = f"({', '.join(type(each).__name__ for each in result)})"
-        raise TypeError(f"loss_fn: got {got} back, need (scalar loss, dict of 0-d tensors).")
-    loss, metrics = result
-    if not isinstance(loss, Tensor) or loss.ndim != 0:
-        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise TypeError(
-            f"loss_fn: got a loss of shape {shape}, need a 0-d tensor. Average with "
-            "batch.token_mean(...)."
-        )
-    out = {}
-    for name, value in metrics.items():
-        try:
-            value = torch.as_tensor(value, device=loss.device)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise TypeError(
-                f"loss_fn: metric {name!r}: got {type(value).__name__}, need a 0-d tensor."
-            ) from error
-        if value.ndim != 0:
-            raise TypeError(
-                f"loss_fn: metric {name!r} has shape {tuple(value.shape)}, need a 0-d tensor: "
-                "reduce it with "
-                "batch.token_mean(...)."
-            )
-        out[name] = value.detach().to(torch.float64)
-    return loss, out
+    def close(self) -> None:
+        """Forget the process groups of a cut model, so that another layout may have them."""
+        self._ranks.close()

@@ -28,6 +28,7 @@ Wire = Callable[[int, Message, list[Tensor]], list[Tensor] | None]
 are lost."""
 
 
+@torch.no_grad()
 def reshard_in_process(
     shards: Sequence[Shards],
     *,
@@ -70,6 +71,7 @@ def reshard_in_process(
     return _report(shards[0], start, peak, version, verified=check or elementwise)
 
 
+@torch.no_grad()
 def reshard_over(
     group: Any, shards: Shards, *, version: int, check: bool = True, elementwise: bool = False
 ) -> ReshardReport:

@@ -40,7 +40,7 @@ class Shards:
         check_tensors(_facts(plan.cut.train, rank), self.training, rank)
         self._generation: dict[str, Tensor] | None = None
         self._whole = False
-        self._swap = HostSwap(self.training)
+        self._swap = HostSwap(self.training if plan.swaps else {})
 
     @cached_property
     def share(self) -> Share:

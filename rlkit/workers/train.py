@@ -129,6 +129,13 @@ class Trainer:
 
     def offload(self) -> None:
         """Move weights and optimizer state to host memory, until a call needs them."""
+        if not hasattr(self._backend, "resident"):
+            raise TypeError(
+                f"offload: got a {type(self._backend).__name__} without resident(), need one that "
+                "says which tensors stay on the device between calls. Give the backend "
+                "resident() -> {name: tensor} of its weights and optimizer states, not copied; or "
+                "reshard with strategy=rk.reshard.direct, which leaves them there."
+            )
         swap = HostSwap(self.backend.resident())
         swap.out()
         self._away = swap

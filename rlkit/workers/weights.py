@@ -55,7 +55,11 @@ class Link:
             rank = joined.group.rank
             joined.shards = Shards(joined.plan, rank, training, device=self.device)
         joined.shards.training = dict(training)
-        return joined.shards, reshard_over(joined.group.group, joined.shards, version=version)
+        try:
+            report = reshard_over(joined.group.group, joined.shards, version=version)
+        finally:
+            joined.shards.training = {}  # they may have been gathered for this
+        return joined.shards, report
 
 
 def own_address() -> str:

@@ -1,18 +1,19 @@
-"""What each of four processes does in test_megatron.py; results go to the test over a queue."""
+"""What each of four processes does in test_megatron.py."""
 
-import pickle
-import traceback
 from types import SimpleNamespace
 
 import torch
 from small_models import make_model
+from torch.multiprocessing.reductions import StorageWeakRef
 
 import rlkit as rk
 from rlkit.config import Layout, MixtureOfExperts, ModelSpec
 from rlkit.models import Pretrained
-from rlkit.reshard import parameters
+from rlkit.reshard import Shards, allgather_swap, parameters, reshard_over, separate
+from rlkit.reshard.plan_layouts import Held, plan_between
 
 RANKS = 4
+BUDGET = 24  # tokens of a micro-batch: four in a step, two on each of two ranks
 SIZES = {
     "vocab_size": 300, "hidden_size": 16, "intermediate_size": 24, "num_layers": 3, "num_heads": 4,
     "num_kv_heads": 2, "head_dim": 4, "max_positions": 64,
@@ -21,6 +22,7 @@ FAMILIES = {
     "llama": {},
     "qwen2": {"architecture": "Qwen2ForCausalLM", "qkv_bias": True, "tie_embeddings": True},
     "qwen3": {"architecture": "Qwen3ForCausalLM", "qk_norm": True},
+    "odd": {"vocab_size": 301},
 }
 SP, RECOMPUTE, SPREAD = (
     rk.MegatronOptions(sequence_parallel=True),
@@ -99,9 +101,10 @@ def train(backend, batch: rk.Batch) -> dict:
     found = {"logprobs": logprobs.tensor, "entropies": entropies.tensor, "steps": []}
     before = backend.state_dict()
     found["uids"] = batch.uids.tolist()
+    found["lengths"] = batch.lengths("response_ids").tolist()
     found["start"] = {name: w.clone() for name, w in before.items()}
     for _ in range(2):
-        pieces = batch.microbatches(18)
+        pieces = batch.microbatches(BUDGET)
         if hasattr(backend, "forward_backward_all"):
             shares = backend.forward_backward_all(pieces, loss_fn)
         else:
@@ -150,12 +153,12 @@ def fails(backend, context) -> dict:
         return batch.token_mean(logprobs), {}
 
     try:
-        backend.forward_backward_all(batch.microbatches(18), raises)
+        backend.forward_backward_all(batch.microbatches(BUDGET), raises)
         raised = None
     except (ArithmeticError, rk.checks.PeerError) as error:
         raised = type(error).__name__
     nan = lambda logprobs, batch: (batch.token_mean(logprobs) * float("nan"), {})
-    backend.forward_backward_all(batch.microbatches(18), nan)
+    backend.forward_backward_all(batch.microbatches(BUDGET), nan)
     skipped = backend.step()["skipped_steps"]
     found = both(backend, context)
     return found | {"raised": raised, "skipped": skipped}
@@ -164,8 +167,8 @@ def fails(backend, context) -> dict:
 def few_rows(backend, context) -> list:
     """One row for two data-parallel ranks of experts: the second has only fillers."""
     batch = make_batch().select([4]).as_step().shard(context.dp_rank, context.dp_size)
-    backend.forward_all(batch.microbatches(18))
-    backend.forward_backward_all(batch.microbatches(18), loss_fn)
+    backend.forward_all(batch.microbatches(BUDGET))
+    backend.forward_backward_all(batch.microbatches(BUDGET), loss_fn)
     return [len(batch), backend.step()["grad_norm"]]
 
 
@@ -173,15 +176,16 @@ def moments_travel(backend, context) -> dict:
     """Two steps, what a checkpoint holds, a third step; from the checkpoint the same third step."""
     batch = make_batch().shard(context.dp_rank, context.dp_size)
     for _ in range(2):
-        backend.forward_backward_all(batch.microbatches(18), loss_fn)
+        backend.forward_backward_all(batch.microbatches(BUDGET), loss_fn)
         backend.step()
-    saved = backend.state_dict(), backend.optimizer_state(), backend.num_steps
+    copies = lambda tensors: {name: tensor.clone() for name, tensor in tensors.items()}
+    saved = copies(backend.state_dict()), copies(backend.optimizer_state()), backend.num_steps
     memory = backend.memory()
     ends = []
     for _ in range(2):
-        backend.forward_backward_all(batch.microbatches(18), loss_fn)
+        backend.forward_backward_all(batch.microbatches(BUDGET), loss_fn)
         backend.step()
-        ends.append(backend.state_dict())
+        ends.append(copies(backend.state_dict()))
         backend.load_state_dict(saved[0])
         backend.load_optimizer_state(saved[1], num_steps=saved[2])
     same = all(torch.equal(ends[0][name], w) for name, w in ends[1].items())
@@ -192,13 +196,48 @@ def tied_copies(backend, context) -> torch.Tensor:
     """A stage's copy of the tied embedding after two steps."""
     batch = make_batch()
     for _ in range(2):
-        backend.forward_backward_all(batch.microbatches(18), loss_fn)
+        backend.forward_backward_all(batch.microbatches(BUDGET), loss_fn)
         backend.step()
     names = ("embedding.word_embeddings.weight", "output_layer.weight")
-    return next(w.clone() for name, w in backend.shards.items() if name in names)
+    return next(w.detach().clone() for name, w in backend.shards.items() if name in names)
+
+
+def swaps(backend, context) -> dict:
+    """allgather_swap to whole copies, and offload: are storages gone, are they back as before?"""
+    expected, moved, found = backend.state_dict(), {}, []
+    held = Held(model=backend.spec, layout=backend.layout, form=backend.form, dtype="float32")
+    whole = Held(model=backend.spec, layout=Layout(), form=separate, dtype="float32")
+    devices = context.layout.num_devices
+    plan = plan_between(held, whole, devices=devices, strategy=allgather_swap)
+    shards = Shards(plan, context.rank, backend.shards)
+    group = torch.distributed.distributed_c10d._get_default_group()
+
+    def move():
+        reshard_over(group, shards, version=1)
+        moved.update({name: tensor.clone() for name, tensor in shards.generation.items()})
+
+    found.append(out_and_back(backend.shards, move, shards.to_training))
+    trained = both(backend, context)
+    actor = rk.ActorWorker(dense_model("qwen2"), backend=lambda *_, **__: backend)
+    found.append(out_and_back(backend.resident(), actor.offload, actor.onload))
+    arrived = [torch.equal(moved[name], w) for name, w in expected.items()]
+    return trained | {"swaps": found, "arrived": arrived}
+
+
+def out_and_back(tensors, out, back) -> dict:
+    """What becomes of tensors' storages while they are in host memory, and of their values."""
+    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    watched = {name: StorageWeakRef(t.untyped_storage()) for name, t in tensors.items()}
+    out()
+    kept = sorted(name for name, watch in watched.items() if not watch.expired())
+    left = sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
+    back()
+    same = all(torch.equal(before[name], tensor) for name, tensor in tensors.items())
+    return {"kept": kept, "bytes": left, "same": same}
 
 
 MORE = {
+    "swap, TP2 PP2": ("qwen2", Layout(tp=2, pp=2), None, swaps),
     "errors, PP2": ("qwen3", Layout(pp=2), None, fails),
     "errors, TP2 DP2": ("qwen3", Layout(tp=2, dp=2), None, fails),
     "moments, TP2 PP2": ("qwen2", Layout(tp=2, pp=2), None, moments_travel),
@@ -206,25 +245,19 @@ MORE = {
 }
 
 
-def main(rank: int, port: int, queue) -> None:
+def main(rank: int, store) -> dict:
     """All layouts, one after another."""
-    torch.set_num_threads(1)
-    try:
-        store = torch.distributed.TCPStore("127.0.0.1", port, None, False)
-        found = {}
-        for name, (family, layout, options) in DENSE.items():
-            model = dense_model(family)
-            found[name] = in_layout(model, layout, options, rank, store, name, both)
-        for name, (layout, options) in EXPERTS.items():
-            key = f"experts: {name}"
-            found[key] = in_layout(expert_model(), layout, options, rank, store, key, both)
-        for name, (family, layout, options, work) in MORE.items():
-            model = dense_model(family)
-            found[name] = in_layout(model, layout, options, rank, store, name, work)
-        for name in ("one rank", "EP2"):
-            key, layout = f"few rows: {name}", EXPERTS[name][0]
-            found[key] = in_layout(expert_model(), layout, None, rank, store, key, few_rows)
-        queue.put((rank, pickle.dumps(found)))  # bytes: shared tensors would go with this process
-    except BaseException:
-        queue.put((rank, traceback.format_exc()))
-        raise
+    found = {}
+    for name, (family, layout, options) in DENSE.items():
+        model = dense_model(family)
+        found[name] = in_layout(model, layout, options, rank, store, name, both)
+    for name, (layout, options) in EXPERTS.items():
+        key = f"experts: {name}"
+        found[key] = in_layout(expert_model(), layout, options, rank, store, key, both)
+    for name, (family, layout, options, work) in MORE.items():
+        model = dense_model(family)
+        found[name] = in_layout(model, layout, options, rank, store, name, work)
+    for name in ("one rank", "EP2"):
+        key, layout = f"few rows: {name}", EXPERTS[name][0]
+        found[key] = in_layout(expert_model(), layout, None, rank, store, key, few_rows)
+    return found

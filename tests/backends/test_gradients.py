@@ -55,7 +55,7 @@ def test_logits_in_pieces_and_recomputed_blocks_change_no_gradient(
     batch = make_batch()
     whole, (expected,) = run(batch, [batch])
     monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", logits_at_once)
-    other = rk.TorchBackend(make_model(), recompute=recompute)
+    other = rk.TorchBackend(make_model(), options=rk.TorchOptions(recompute=recompute))
     found = other.forward_backward(batch, policy_loss)
     torch.testing.assert_close(gradients(other), gradients(whole), atol=1e-6, rtol=1e-5)
     for name, value in expected.items():

@@ -1,12 +1,10 @@
 """MegatronBackend in layouts of two and four processes: the numbers of one process."""
 
-import pickle
-
 import megatron_ranks
 import pytest
 import torch
 from megatron_ranks import DENSE, EXPERTS, dense_model, make_batch, train
-from torch import multiprocessing
+from several_ranks import by_rank, check, run_on_ranks
 
 import rlkit as rk
 
@@ -16,26 +14,7 @@ pytestmark = pytest.mark.megatron
 @pytest.fixture(scope="module")
 def found() -> dict[int, dict]:
     """By rank: what megatron_ranks.main returns."""
-    spawn = multiprocessing.get_context("spawn")
-    store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    queue = spawn.Queue()
-    processes = [
-        spawn.Process(target=megatron_ranks.main, args=(rank, store.port, queue))
-        for rank in range(megatron_ranks.RANKS)
-    ]
-    for process in processes:
-        process.start()
-    results = {}
-    try:
-        while len(results) < len(processes):
-            rank, result = queue.get(timeout=600)
-            assert isinstance(result, bytes), result
-            results[rank] = pickle.loads(result)
-    finally:
-        for process in processes:
-            process.join(timeout=20 if len(results) == len(processes) else 0)
-            process.kill()
-    return results
+    return run_on_ranks(megatron_ranks.main, megatron_ranks.RANKS)
 
 
 @pytest.fixture(scope="module")
@@ -46,31 +25,6 @@ def one_process() -> dict[str, dict]:
         family: train(rk.TorchBackend(dense_model(family), lr=1e-2), make_batch())
         for family in families
     }
-
-
-def check(ranks: list[dict], one: dict) -> None:
-    """Ranks that speak have all rows between them, and add up to one process's numbers."""
-    speaking = [rank for rank in ranks if rank["speaks"]]
-    rows = {uid: place for place, uid in enumerate(one["uids"])}
-    lengths = make_batch().lengths("response_ids").tolist()
-    pieces = [one[name].split(lengths) for name in ("logprobs", "entropies")]
-    assert sorted(uid for rank in speaking for uid in rank["uids"]) == sorted(rows)
-    for rank in ranks:
-        for name, expected in zip(("logprobs", "entropies"), pieces, strict=True):
-            mine = torch.cat([expected[rows[uid]] for uid in rank["uids"]])
-            torch.testing.assert_close(rank[name], mine, atol=1e-5, rtol=1e-4)
-    for step, expected in enumerate(one["steps"]):
-        for name, value in expected.items():
-            got = [rank["steps"][step][name] for rank in speaking]
-            if name in ("loss", "toy/entropy"):
-                got = [sum(got)]
-            assert got == pytest.approx([value] * len(got), rel=2e-5, abs=1e-5), (step, name)
-    for name, weight in one["weights"].items():
-        torch.testing.assert_close(ranks[0]["weights"][name], weight, atol=1e-4, rtol=1e-4)
-
-
-def by_rank(found: dict, case: str) -> list:
-    return [found[rank][case] for rank in sorted(found) if found[rank][case] is not None]
 
 
 @pytest.mark.parametrize("case", DENSE)
@@ -134,6 +88,18 @@ def test_a_checkpoint_goes_on_to_the_bit_and_in_another_backend(found):
         torch.testing.assert_close(moments[name], value, atol=1e-5, rtol=1e-4)
     one.load_state_dict(weights)
     one.load_optimizer_state(moments, num_steps=steps)
+
+
+def test_storages_of_swapped_shards_are_gone_and_come_back_bit_equal(found, one_process):
+    ranks = by_rank(found, "swap, TP2 PP2")
+    for rank in ranks:
+        assert all(rank["arrived"])
+        weights, all_of_it = rank["swaps"]
+        assert weights == {"kept": [], "bytes": 0, "same": True}
+        # Gradients are views of a buffer, which Megatron names: its memory goes, the object stays.
+        assert all(name.startswith("gradients/") for name in all_of_it["kept"])
+        assert (all_of_it["bytes"], all_of_it["same"]) == (0, True)
+    check(ranks, one_process["qwen2"])
 
 
 def test_memory_is_that_of_the_ranks_shard(found):

@@ -57,7 +57,7 @@ def test_recomputing_plans_and_keeps_less():
     lengths, num_predicted = sizes_of(batch)
     spec, kept = make_spec(**shape), []
     for recompute in (False, True):
-        backend = rk.TorchBackend(make_model(**shape), recompute=recompute)
+        backend = rk.TorchBackend(make_model(**shape), options=rk.TorchOptions(recompute=recompute))
         with saved_bytes(list(backend.decoder.parameters())) as found:
             backend.forward_backward(batch, policy_loss)
         plan = planned(spec, lengths, num_predicted=num_predicted, recompute=recompute)

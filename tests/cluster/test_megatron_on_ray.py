@@ -1,5 +1,6 @@
 """An actor cut over two workers on Ray: the numbers of one process, and everything around them."""
 
+import functools
 import time
 
 import pytest
@@ -39,11 +40,14 @@ def loss_fn(logprobs, batch):
     return clipped_policy_loss(logprobs, batch, clip_low=0.2, clip_high=0.2)
 
 
-@pytest.fixture(scope="module")
-def actor(ray_cluster):
+TORCH = functools.partial(rk.TorchBackend, options=rk.TorchOptions(sequence_parallel=True))
+
+
+@pytest.fixture(scope="module", params=[rk.MegatronBackend, TORCH], ids=["megatron", "torch"])
+def actor(ray_cluster, request):
     layout = rk.Layout(tp=2)
     actor = ray_cluster.spawn(
-        rk.ActorWorker, make_model(), backend=rk.MegatronBackend, layout=layout, lr=1e-3
+        rk.ActorWorker, make_model(), backend=request.param, layout=layout, lr=1e-3
     )
     assert len(actor) == 2
     return actor
@@ -112,6 +116,9 @@ def test_a_rank_that_fails_before_its_peers_leaves_none_waiting(ray_cluster):
 
 @pytest.mark.slow
 def test_a_worker_that_cuts_nothing_refuses_a_layout(ray_cluster):
-    for worker in (rk.ActorWorker, rk.RolloutWorker):
-        with pytest.raises(ValueError, match=r"got layout TP2, need one that leaves the model"):
-            ray_cluster.spawn(worker, make_model(), layout=rk.Layout(tp=2))
+    for worker, layout, need in (
+        (rk.RolloutWorker, rk.Layout(tp=2), "got layout TP2, need one that leaves the model"),
+        (rk.ActorWorker, rk.Layout(pp=2), "got layout PP2, need pp=1 and ep=1"),
+    ):
+        with pytest.raises(ValueError, match=need):
+            ray_cluster.spawn(worker, make_model(), layout=layout)

@@ -41,8 +41,15 @@ def test_a_number_of_workers_that_the_layout_does_not_divide_is_an_error():
         rk.WorkerContext.at(0, 3, rk.Layout(tp=2))
 
 
-@pytest.mark.parametrize("worker", [rk.ActorWorker, rk.ReferenceWorker, rk.RolloutWorker])
-def test_workers_that_hold_whole_models_refuse_a_layout_that_cuts_them(worker):
-    context = rk.WorkerContext.at(0, 2, rk.Layout(tp=2))
-    with pytest.raises(ValueError, match="got layout TP2, need one that leaves the model whole"):
+@pytest.mark.parametrize(
+    ("worker", "layout", "message"),
+    [
+        (rk.ActorWorker, rk.Layout(pp=2), "got layout PP2, need pp=1 and ep=1"),
+        (rk.ReferenceWorker, rk.Layout(pp=2), "got layout PP2, need pp=1 and ep=1"),
+        (rk.RolloutWorker, rk.Layout(tp=2), "got layout TP2, need one that leaves the model whole"),
+    ],
+)
+def test_workers_refuse_a_layout_that_cuts_what_they_do_not(worker, layout, message):
+    context = rk.WorkerContext.at(0, 2, layout)
+    with pytest.raises(ValueError, match=message):
         worker(rk.models.tiny(), context=context)

@@ -158,3 +158,9 @@ def test_the_next_update_has_the_coefficient_that_the_driver_adapted(actor):  # 
         seen.append(actor.update(make_batch(), loss_fn=loss_fn)["toy/coef_max"])
         kl = kl.after(1.0, num=4)
     assert seen == pytest.approx([0.5 * 1.08**step for step in range(4)])
+
+
+def test_a_backend_that_does_not_say_what_is_resident_can_not_be_offloaded():
+    actor = rk.ActorWorker(rk.models.tiny(), backend=lambda *_, **__: object())
+    with pytest.raises(TypeError, match=r"got a object without resident\(\), need one that says"):
+        actor.offload()
