@@ -1,6 +1,4 @@
-"""The cluster on Ray: worker processes, a store on each node, functions of the user in a process of
-their own.
-"""
+"""The cluster on Ray: worker processes, a store on each node, a process for functions of the user."""
 
 import gc
 import logging
