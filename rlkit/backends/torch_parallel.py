@@ -130,24 +130,27 @@ class Parallel:
 
     def local(self, tensor: Any) -> Tensor:
         """What of a tensor lies on this rank, not copied."""
-        return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+        held = tensor.detach()
+        return held.to_local() if isinstance(held, DTensor) else held
 
     def whole(self, tensor: Any) -> Tensor:
         """All of a tensor; all ranks call it."""
-        return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+        held = tensor.detach()
+        return held.full_tensor() if isinstance(held, DTensor) else held
 
     def of_tp(self, tensor: Any) -> Tensor:
         """This rank's tensor-parallel part, gathered if data-parallel ranks share it; of a
         vocabulary that tp does not divide with rows of padding, as a form has it.
         """
-        if not isinstance(tensor, DTensor):
-            return tensor.detach()
-        names = tensor.device_mesh.mesh_dim_names or ()
+        held = tensor.detach()
+        if not isinstance(held, DTensor):
+            return held
+        names = held.device_mesh.mesh_dim_names or ()
         kept = [
             Replicate() if name == "dp" else placement
-            for name, placement in zip(names, tensor.placements, strict=True)
+            for name, placement in zip(names, held.placements, strict=True)
         ]
-        mine = tensor.detach().redistribute(placements=kept).to_local()
+        mine = held.redistribute(placements=kept).to_local()
         cut = any(placement == Shard(0) for placement in kept)
         missing = -(-len(tensor) // self.tp.size()) - len(mine) if cut else 0
         return torch.cat([mine, mine.new_zeros(missing, *mine.shape[1:])]) if missing > 0 else mine

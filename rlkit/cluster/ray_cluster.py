@@ -1,4 +1,4 @@
-"""The cluster on Ray: worker processes, a store on each node, a process for functions of the user."""
+"""The cluster on Ray: worker processes, a store a node, a process for the user's functions."""
 
 import gc
 import logging
