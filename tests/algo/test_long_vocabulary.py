@@ -13,7 +13,7 @@ from rlkit.algo import entropy_from_logits, logprobs, logprobs_from_logits, per_
 from rlkit.config import SamplingParams
 from rlkit.engines import Request, TorchEngine
 
-WHOLE_MIB = 1024 * 150_000 * 4 / 2**20
+WHOLE_MIB = 1536 * 150_000 * 4 / 2**20
 CHILD = """
 import torch
 from rlkit import device
@@ -21,7 +21,7 @@ from rlkit.algo import per_token_from_hidden
 torch.set_num_threads(1)
 torch.manual_seed(0)
 head = torch.nn.Linear(16, 150_000, bias=False)
-hidden, tokens = torch.randn(1024, 16, requires_grad=True), torch.randint(150_000, (1024,))
+hidden, tokens = torch.randn(1536, 16, requires_grad=True), torch.randint(150_000, (1536,))
 device.reset_peak("cpu")
 before = device.allocated_bytes("cpu")
 found = per_token_from_hidden(hidden, head, tokens, vocab_size=150_000, entropy=True)
