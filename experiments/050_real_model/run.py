@@ -34,10 +34,10 @@ def table(results: pd.DataFrame) -> str:
     return experiment.markdown(pd.DataFrame(rows))
 
 
-def collect(out: Path) -> None:
-    """What the runs left in a folder as one results.csv with record, plot and table."""
-    results = pd.concat([pd.read_csv(path) for path in sorted(out.glob("rows_*.csv"))])
-    records = [json.loads(path.read_text()) for path in sorted(out.glob("record_*.json"))]
+def collect(runs: Path, out: Path) -> None:
+    """What the runs left in their folder as one results.csv with record, plot and table."""
+    results = pd.concat([pd.read_csv(path) for path in sorted(runs.glob("rows_*.csv"))])
+    records = [json.loads(path.read_text()) for path in sorted(runs.glob("record_*.json"))]
     times = {"started": min(each["started"] for each in records)}
     times["ended"] = max(each["ended"] for each in records)
     seeds = sorted({int(seed) for seed in results["seed"]})
@@ -52,28 +52,30 @@ def collect(out: Path) -> None:
 
 
 def main() -> None:
-    """Train a seed, if there is a model, and collect what there is."""
+    """Train a seed, or without a model collect what there is."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="folder by scripts/convert_gguf.py")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=ENGINES, default="torch")
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--runs", type=Path, default=Path("build/050_real_model"))
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
-    if args.model is not None:
+    if args.model is None:
+        collect(args.runs, args.out)
+    else:
         name, commit = f"{args.engine}_seed{args.seed}", experiment.commit()
         config = experiment.read_config(FOLDER, {"grpo": rk.recipes.GRPOConfig})["grpo"]
         config = replace(config, steps=args.steps or config.steps, engine=ENGINES[args.engine])
         record = experiment.RunRecord.collect(config={"grpo": config}, seeds=[args.seed])
 
         def put(rows: pd.DataFrame, sources: dict) -> None:
-            rows.assign(commit=commit).to_csv(args.out / f"rows_{name}.csv", index=False)
-            record.finished(sources).write(args.out / f"record_{name}.json")
+            rows.assign(commit=commit).to_csv(args.runs / f"rows_{name}.csv", index=False)
+            record.finished(sources).write(args.runs / f"record_{name}.json")
 
-        args.out.mkdir(parents=True, exist_ok=True)
+        args.runs.mkdir(parents=True, exist_ok=True)
         model = rk.models.load(args.model)
-        real.train(model, args.seed, config, put, folder=args.out / name)
-    collect(args.out)
+        real.train(model, args.seed, config, put, folder=args.runs / name)
 
 
 if __name__ == "__main__":
