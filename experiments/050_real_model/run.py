@@ -38,13 +38,13 @@ def collect(runs: Path, out: Path) -> None:
     """What the runs left in their folder as one results.csv with record, plot and table."""
     results = pd.concat([pd.read_csv(path) for path in sorted(runs.glob("rows_*.csv"))])
     records = [json.loads(path.read_text()) for path in sorted(runs.glob("record_*.json"))]
-    times = {"started": min(each["started"] for each in records)}
-    times["ended"] = max(each["ended"] for each in records)
-    seeds = sorted({int(seed) for seed in results["seed"]})
-    record = replace(experiment.RunRecord(**records[0]), seeds=seeds, **times)
+    facts = {"started": min(each["started"] for each in records)}
+    facts["ended"] = max(each["ended"] for each in records)
+    facts["seeds"] = sorted({int(seed) for seed in results["seed"]})
+    record = replace(experiment.RunRecord(**records[0]), **facts)
     experiment.write_results(results, out, record=record)
-    part = results[results["run"].str.startswith("TorchEngine")]
-    wide = part.pivot(index=["seed", "step"], columns="metric", values="value").reset_index()
+    of_torch = results[results["run"].str.startswith("TorchEngine")]
+    wide = of_torch.pivot(index=["seed", "step"], columns="metric", values="value").reset_index()
     rk.viz.plot_reward(wide).figure.savefig(out / "reward.png", dpi=150)
     print(table(results))
     if out == FOLDER:
@@ -62,20 +62,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=FOLDER)
     args = parser.parse_args()
     if args.model is None:
-        collect(args.runs, args.out)
-    else:
-        name, commit = f"{args.engine}_seed{args.seed}", experiment.commit()
-        config = experiment.read_config(FOLDER, {"grpo": rk.recipes.GRPOConfig})["grpo"]
-        config = replace(config, steps=args.steps or config.steps, engine=ENGINES[args.engine])
-        record = experiment.RunRecord.collect(config={"grpo": config}, seeds=[args.seed])
+        return collect(args.runs, args.out)
+    name, commit = f"{args.engine}_seed{args.seed}", experiment.commit()
+    config = experiment.read_config(FOLDER, {"grpo": rk.recipes.GRPOConfig})["grpo"]
+    config = replace(config, steps=args.steps or config.steps, engine=ENGINES[args.engine])
+    record = experiment.RunRecord.collect(config={"grpo": config}, seeds=[args.seed])
 
-        def put(rows: pd.DataFrame, sources: dict) -> None:
-            rows.assign(commit=commit).to_csv(args.runs / f"rows_{name}.csv", index=False)
-            record.finished(sources).write(args.runs / f"record_{name}.json")
+    def put(rows: pd.DataFrame, sources: dict) -> None:
+        rows.assign(commit=commit).to_csv(args.runs / f"rows_{name}.csv", index=False)
+        record.finished(sources).write(args.runs / f"record_{name}.json")
 
-        args.runs.mkdir(parents=True, exist_ok=True)
-        model = rk.models.load(args.model)
-        real.train(model, args.seed, config, put, folder=args.runs / name)
+    args.runs.mkdir(parents=True, exist_ok=True)
+    real.train(rk.models.load(args.model), args.seed, config, put, folder=args.runs / name)
 
 
 if __name__ == "__main__":
