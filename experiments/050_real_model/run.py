@@ -27,7 +27,7 @@ def table(results: pd.DataFrame) -> str:
         row["reward"] = f"{reward[:5].mean():.2f}, {reward[-5:].mean():.2f}"
         row["tokens a response"] = f"{tokens[:5].mean():.0f}, {tokens[-5:].mean():.0f}"
         row["s a step (median)"] = f"{seconds.median():.0f}"
-        row["minutes"] = f"{seconds.sum() / 60:.0f}"
+        row["minutes, at that"] = f"{seconds.median() * len(seconds) / 60:.0f}"
         apart = of["mismatch/logprob_mean"].mean(), of["mismatch/logprob_max"].max()
         row["engine and trainer apart"] = f"{apart[0]:.0e}, {apart[1]:.0e}"
         rows.append(row)
