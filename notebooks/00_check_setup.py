@@ -28,26 +28,11 @@ rk.nb.setup(seed=0)
 # %% [markdown]
 # ## Packages
 #
-# What is installed, by name. Extras such as `megatron-core`, `vllm` or `torch-npu` may be missing: the notebooks that
-# need them say so.
+# What is there, what is missing, and what to do about it. A line that begins with `-` is an extra, which only the
+# notebooks that name it need.
 
-# %% tags=["table"]
-from importlib import metadata
-
-import pandas as pd
-
-names = ["torch", "ray", "numpy", "pandas", "matplotlib", "ipywidgets", "jupyterlab"]
-names += ["transformers", "megatron-core", "vllm", "torch-npu"]
-
-
-def version(name):
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-pd.DataFrame({"version": {name: version(name) for name in names}})
+# %%
+rk.check_setup()
 
 # %% [markdown]
 # ## Devices

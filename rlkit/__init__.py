@@ -38,6 +38,7 @@ _NAMES = {
     "CentralDock": "rlkit.dock",
     "score": "rlkit.tasks",
     "evaluate": "rlkit.tasks",
+    "check_setup": "rlkit.checkup",
 }
 _MODULES = (
     "algo", "backends", "batch", "checkpoint", "cluster", "config", "device", "dock", "engines",

@@ -25,6 +25,7 @@ UNITS = {
 }
 REDUCTIONS = ("mean", "max", "min", "std", "sum")
 
+_BIN = "share of tokens by the ratio of the trainer's probability to the engine's"
 _ROWS = (
     ("step", "", "training step, counted from 0"),
     ("reward", "", "mean reward of the step's responses"),
@@ -62,13 +63,13 @@ _ROWS = (
     ("mismatch/logprob_mean", "nats", "mean distance of the trainer's logprobs from the engine's"),
     ("mismatch/logprob_max", "nats", "largest of these distances"),
     ("mismatch/kl", "nats", "KL of the trainer's policy from the engine's, on sampled tokens"),
-    *(
-        (f"mismatch/ratio_{which}_fraction", "", "share of tokens by trainer's over engine's ratio")
-        for which in (
-            "below_0.5", "0.5_to_0.9", "0.9_to_0.99", "0.99_to_1.01", "1.01_to_1.1", "1.1_to_2",
-            "above_2",
-        )
-    ),
+    ("mismatch/ratio_below_0.5_fraction", "", _BIN),
+    ("mismatch/ratio_0.5_to_0.9_fraction", "", _BIN),
+    ("mismatch/ratio_0.9_to_0.99_fraction", "", _BIN),
+    ("mismatch/ratio_0.99_to_1.01_fraction", "", _BIN),
+    ("mismatch/ratio_1.01_to_1.1_fraction", "", _BIN),
+    ("mismatch/ratio_1.1_to_2_fraction", "", _BIN),
+    ("mismatch/ratio_above_2_fraction", "", _BIN),
     ("policy/entropy", "nats", "mean entropy of the next-token distribution"),
     ("critic/loss", "", "critic's loss, averaged over the trainable tokens of an optimizer step"),
     ("critic/clip_fraction", "", "share of trainable tokens whose value the clip holds back"),

@@ -62,8 +62,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(["reshard", *CARRY], BASE | RESHARD),
     "schedule": {"types"},
     "checkpoint": WHOLE,
-    "recipes": WHOLE | {"checkpoint"},
+    "recipes": WHOLE | {"checkpoint", "record"},
     "nb": BASE,
+    "checkup": {"device"},
     "experiment": BASE | {"record"},
     "sim": {"checks", "config", "types", "metrics", "trace", "schedule", "dock.traffic"} | PLAN,
     "viz": {"checks", "glossary", "trace"},  # test_import.py: neither torch nor ray
@@ -72,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 BIG = {"ray", "vllm", "vllm_ascend", "megatron", "torch_npu", "mindspeed"}
 BIG_ALLOWED = {"cluster", "dock", "engines", "backends", "device"}
 DEVICE_FILES = {"rlkit.device", "rlkit.backends.megatron_cpu", "rlkit.engines.vllm_settings"}
+DEVICE_FILES |= {"rlkit.checkup"}  # which packages a kind of device needs
 KINDS = "cuda|npu|nccl|hccl|ascend"  # kinds of device, and what belongs to one kind
 DEVICE_WORD = re.compile(  # not in input, nor in ascending
     rf"(?<![A-Za-z])(?i:{KINDS})(?![a-z])|(?<![A-Z])(?:{KINDS.upper()})(?![A-Z])"

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import inspect
 import math
 import zlib
@@ -146,6 +147,48 @@ def test_an_asynchronous_run_without_staleness_trains_on_its_own_policy(cluster)
     run = start("areal", cluster, config={"max_staleness": 0, "steps": 3})
     assert all(record["staleness/head_steps"] == 0 for record in run.log.records)
     assert run.log.records[-1]["policy/behaviour_weight_max"] == pytest.approx(1, abs=1e-3)
+
+
+def test_the_distance_of_engine_and_trainer_is_logged(runs):
+    for record in runs["grpo"].log.records:
+        assert 0 <= record["mismatch/logprob_mean"] <= record["mismatch/logprob_max"] < 1e-4
+        assert record["mismatch/ratio_0.99_to_1.01_fraction"] == pytest.approx(1)
+
+
+class Off(rk.TorchEngine):
+    """An engine that says every token was half as likely as the trainer finds."""
+
+    def step(self, **options):
+        return [
+            dataclasses.replace(response, logprobs=response.logprobs - math.log(2))
+            for response in super().step(**options)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("correction", "weight"),
+    [
+        (functools.partial(rk.algo.truncated_importance_weight, cap=1.5), 1.5),
+        (functools.partial(rk.algo.truncated_importance_weight, cap=3), 2),
+        (functools.partial(rk.algo.masked_importance_weight, high=1.5), 0),
+    ],
+)
+def test_an_importance_weight_is_one_argument_of_the_config(cluster, correction, weight):
+    run = start("grpo", cluster, config={"engine": Off, "correction": correction, "steps": 1})
+    record = run.log.records[0]
+    assert record["mismatch/logprob_mean"] == pytest.approx(math.log(2), rel=1e-3)
+    assert record["policy/behaviour_weight_mean"] == pytest.approx(weight, rel=1e-3)
+    learns = weight > 0 and record["group/signal_fraction"] > 0
+    assert (record["actor/grad_norm"] > 1e-3) == learns
+
+
+def test_a_run_gone_on_with_another_importance_weight_says_so_once(tmp_path, caplog):
+    for steps, cap in ((1, 2), (2, 2), (3, 3)):
+        weight = functools.partial(rk.algo.truncated_importance_weight, cap=cap)
+        config = {"correction": weight, "steps": steps}
+        start("grpo", config=config, checkpoint=rk.Checkpointer(tmp_path))
+    (said,) = caplog.messages
+    assert "correction=" in said
 
 
 def test_groups_left_over_are_trained_in_the_next_step(tmp_path):

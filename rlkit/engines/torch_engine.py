@@ -1,7 +1,7 @@
 """TorchEngine: generation in plain torch; slots are refilled as rows finish."""
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from rlkit.algo.logprobs import rows_at_once
-from rlkit.checks import whole
+from rlkit.engines.base import BaseEngine
 from rlkit.engines.fused import FusedDecoder
 from rlkit.engines.kv_cache import Decode, KVCache, Prefill
-from rlkit.engines.requests import OnToken, Request, Response, check_fits, check_unique
+from rlkit.engines.requests import OnToken, Request, Response
 from rlkit.engines.sampling import Cut, noise, sample
 from rlkit.engines.slots import Row, Slots
 from rlkit.engines.stops import GrowingText
@@ -24,7 +24,7 @@ RECOMPUTED_TOKENS = 16_384
 """Tokens of running rows, padding included, that new weights read at once."""
 
 
-class TorchEngine:
+class TorchEngine(BaseEngine):
     """Continuous batching over at most ``max_rows`` slots of one model on one device.
 
     ``add`` requests at any time between two ``step`` calls, each of which samples one token for
@@ -42,18 +42,14 @@ class TorchEngine:
         max_rows: int = 256,
         max_len: int | None = None,
     ) -> None:
-        self.spec, self.seed, self.version = model.spec, seed, 0
-        self.tokenizer = model.tokenizer
+        super().__init__(model, seed=seed, max_rows=max_rows, max_len=max_len)
         self.decoder = FusedDecoder(model.build(device=device, dtype=dtype))
         self.device, self.dtype = torch.device(device), dtype
-        self.max_rows = whole("max_rows", max_rows, what="slot")
-        longest = model.spec.max_positions
-        self.max_len = longest if max_len is None else min(whole("max_len", max_len), longest)
         self.waiting: deque[Request] = deque()
         self.slots = Slots(self.device)
         self.cache: KVCache | None = None
         self.uids: set[int] = set()  # waiting or running
-        self.paused = self.asleep = self.stale = False
+        self.stale = False
 
     # ---- requests ----
 
@@ -67,50 +63,12 @@ class TorchEngine:
         versions = self.slots["versions"][:, :1].flatten().tolist()
         return {row.uid: version for row, version in zip(self.rows, versions, strict=True)}
 
-    def add(self, request: Request) -> None:
-        """Queue one prompt; errors at once if it can never fit."""
-        self._queue([request])
-
-    def _queue(self, requests: Sequence[Request]) -> None:
-        limits = {"vocab_size": self.spec.vocab_size, "max_len": self.max_len}
-        for request in requests:
-            check_fits(request, max_rows=self.max_rows, **limits)
-        check_unique(requests, taken=self.uids)
+    def _begin(self, requests: Sequence[Request]) -> None:
         self.waiting.extend(requests)
         self.uids.update(int(uid) for request in requests for uid in request.uids)
 
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        on_response: Callable[[Response], object] | None = None,
-        on_token: OnToken | None = None,
-    ) -> list[Response]:
-        """All responses of ``requests``, in their order; requests queued before are served too and
-        dropped. ``on_response`` gets each as it finishes, ``on_token`` every token. What they abort
-        is left out.
-
-        An error, of theirs too, or an interrupt aborts everything: no one waits for rows left over.
-        """
-        self.check_awake()
-        self._queue(requests)
-        done: dict[int, Response] = {}
-        try:
-            while self.waiting or self.rows:
-                self.check_awake()
-                for response in self.step(on_token=on_token):
-                    done[response.uid] = response
-                    if on_response:
-                        on_response(response)
-        except BaseException:
-            self.abort()
-            raise
-        return [done[uid] for request in requests for uid in request.uids if uid in done]
-
-    def check_awake(self) -> None:
-        """RuntimeError while paused or asleep: nothing would ever finish."""
-        if self.paused or self.asleep:
-            raise RuntimeError("engine: paused or asleep; call resume() or wake() first.")
+    def _unfinished(self) -> Collection[int]:
+        return self.uids
 
     @torch.inference_mode()
     def abort(self, uids: Collection[int] | None = None) -> list[Response]:
@@ -138,8 +96,7 @@ class TorchEngine:
 
         Returns finished responses. After an error in it, ``abort``.
         """
-        if self.asleep:
-            raise RuntimeError("engine: asleep; call wake() and load weights before generating.")
+        self._check_not_asleep()
         if self.paused:
             return []
         if self.stale:
@@ -278,20 +235,9 @@ class TorchEngine:
         """Weights by Hugging Face name."""
         return self.decoder.weights()
 
-    def pause(self) -> None:
-        """Do nothing in ``step`` until ``resume``; running rows keep their place."""
-        self.paused = True
-
-    def resume(self) -> None:
-        """Go on after ``pause``."""
-        self.paused = False
-
     def sleep(self) -> None:
         """Hold no more than the weights; refused while rows run."""
-        if self.rows:
-            raise RuntimeError(
-                f"engine: {len(self.rows)} rows are running; finish or abort them before sleep."
-            )
+        self._check_may_sleep(len(self.rows))
         self.cache, self.slots, self.asleep = None, Slots(self.device), True
         self.decoder.free()
 

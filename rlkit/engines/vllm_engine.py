@@ -4,7 +4,7 @@ process.
 
 import gc
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlkit.checks import whole
 from rlkit.config import SamplingParams
 from rlkit.engines import vllm_settings, vllm_worker
-from rlkit.engines.requests import Request, Response, check_fits, check_unique
+from rlkit.engines.base import BaseEngine
+from rlkit.engines.requests import OnToken, Request, Response
 from rlkit.engines.sampling import row_seeds
 from rlkit.engines.stops import GrowingText
 from rlkit.models.decoder import Decoder
@@ -37,7 +37,7 @@ class _Row:
     versions: list[int] = field(default_factory=list)
 
 
-class VLLMEngine:
+class VLLMEngine(BaseEngine):
     """``TorchEngine``'s methods over vLLM: continuous batching, the prompt of a group from the
     prefix cache, weights replaced between two tokens.
 
@@ -58,12 +58,8 @@ class VLLMEngine:
         max_len: int | None = None,
         **options: Any,
     ) -> None:
-        self.spec, self.tokenizer, self.seed = model.spec, model.tokenizer, seed
-        self.kind, self.dtype, self.version = torch.device(device).type, dtype, 0
-        self.max_rows = whole("max_rows", max_rows, what="slot")
-        longest = model.spec.max_positions
-        self.max_len = longest if max_len is None else min(whole("max_len", max_len), longest)
-        self.paused = self.asleep = False
+        super().__init__(model, seed=seed, max_rows=max_rows, max_len=max_len)
+        self.kind, self.dtype = torch.device(device).type, dtype
         self.broken: str | None = None  # why the weights are not whole
         self.rows: dict[int, _Row] = {}  # by uid: waiting or running
         _only_one(self)
@@ -79,64 +75,32 @@ class VLLMEngine:
         """Uid -> version of the first, oldest token of every row that has one."""
         return {uid: row.versions[0] for uid, row in self.rows.items() if row.versions}
 
-    def add(self, request: Request) -> None:
-        """Queue one prompt; errors at once if it can never fit, or if vLLM would report logprobs
-        that no trainer computes.
-        """
-        self._queue([request])
-
     def _queue(self, requests: Sequence[Request]) -> None:
-        limits = {"vocab_size": self.spec.vocab_size, "max_len": self.max_len}
+        """Also refuses what vLLM would report logprobs for that no trainer computes."""
         for request in requests:
-            check_fits(request, max_rows=self.max_rows, **limits)
             if request.sampling.cuts:
                 raise ValueError(
                     f"VLLMEngine: got {request.sampling}, need top_k=0, top_p=1 and min_p=0: "
                     "vLLM's logprobs are those among the tokens that are left, which is not what a "
                     "trainer computes. Sample without, or with TorchEngine."
                 )
-        check_unique(requests, taken=self.rows)
+        super()._queue(requests)
+
+    def _begin(self, requests: Sequence[Request]) -> None:
         for request in requests:
             seeds = row_seeds(self.seed, np.asarray(request.uids))
             for uid, seed in zip(request.uids, seeds.tolist(), strict=True):
-                self._begin(int(uid), request.prompt_ids, request.sampling, seed)
+                self._start(int(uid), request.prompt_ids, request.sampling, seed)
 
-    def _begin(self, uid: int, prompt_ids: Sequence[int], how: SamplingParams, seed: int) -> None:
+    def _unfinished(self) -> Collection[int]:
+        return self.rows.keys()
+
+    def _start(self, uid: int, prompt_ids: Sequence[int], how: SamplingParams, seed: int) -> None:
         # The salt keeps blocks computed under other weights out of reach.
         prompt = {"prompt_token_ids": list(prompt_ids), "cache_salt": f"v{self.version}"}
         self._llm.add_request(str(uid), prompt, vllm_settings.sampling(how, seed))
         text = GrowingText(self.tokenizer, how.stop) if how.stop else None
         self.rows[uid] = _Row(uid, prompt_ids, how, seed, text)
-
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        on_response: Callable[[Response], object] | None = None,
-    ) -> list[Response]:
-        """All responses of ``requests``, in their order; ``on_response`` gets each as it finishes.
-
-        Requests queued before are served too and dropped. An error or an interrupt aborts all.
-        """
-        self.check_awake()
-        self._queue(requests)
-        done: dict[int, Response] = {}
-        try:
-            while self.rows:
-                self.check_awake()
-                for response in self.step():
-                    done[response.uid] = response
-                    if on_response:
-                        on_response(response)
-        except BaseException:
-            self.abort()
-            raise
-        return [done[uid] for request in requests for uid in request.uids if uid in done]
-
-    def check_awake(self) -> None:
-        """RuntimeError while paused or asleep: nothing would ever finish."""
-        if self.paused or self.asleep:
-            raise RuntimeError("engine: paused or asleep; call resume() or wake() first.")
 
     def abort(self, uids: Collection[int] | None = None) -> list[Response]:
         """Stop ``uids`` or everything: what has been sampled of them so far, with finish_reason
@@ -149,10 +113,9 @@ class VLLMEngine:
 
     # ---- work ----
 
-    def step(self) -> list[Response]:
+    def step(self, *, on_token: OnToken | None = None) -> list[Response]:
         """One pass of vLLM's scheduler: a token for every running row; returns what finished."""
-        if self.asleep:
-            raise RuntimeError("engine: asleep; call wake() and load weights before generating.")
+        self._check_not_asleep()
         if self.broken:
             raise RuntimeError(
                 f"engine: its weights are half loaded ({self.broken}); load them again, as "
@@ -160,11 +123,19 @@ class VLLMEngine:
             )
         if self.paused or not self.rows:
             return []
-        finished = []
+        finished, sampled = [], []
         for output in self._llm.step():
             row = self.rows.get(int(output.request_id))
-            if row is not None and (response := self._take(row, output)):
+            if row is None:
+                continue
+            old = len(row.tokens)
+            if response := self._take(row, output):
                 finished.append(response)
+            new = zip(row.tokens[old:], row.logprobs[old:], strict=True)
+            sampled += [(row.uid, *token) for token in new]
+        if on_token:
+            for token in sampled:
+                on_token(*token)
         return finished
 
     def _take(self, row: _Row, output: Any) -> Response | None:
@@ -212,7 +183,7 @@ class VLLMEngine:
         self._llm = vllm_settings.start(model, self.kind, **self._options)
         self.broken, self.version = None, version
         for row in list(self.rows.values()):
-            self._begin(row.uid, row.prompt_ids, row.sampling, row.seed)
+            self._start(row.uid, row.prompt_ids, row.sampling, row.seed)
 
     def weights(self) -> dict[str, Tensor]:
         """Shapes and types by Hugging Face name, ``meta`` tensors: vLLM packs what it holds."""
@@ -224,22 +195,11 @@ class VLLMEngine:
         nbytes = sum(tensor.nbytes for tensor in self._like.values())
         return {"weights": nbytes, "kv_cache": cache}
 
-    def pause(self) -> None:
-        """Do nothing in ``step`` until ``resume``; running rows keep their place."""
-        self.paused = True
-
-    def resume(self) -> None:
-        """Go on after ``pause``."""
-        self.paused = False
-
     def sleep(self) -> None:
         """Weights to the host, cache freed; refused while rows run. vLLM for CPU has no sleep mode:
         there nothing is freed.
         """
-        if self.rows:
-            raise RuntimeError(
-                f"engine: {len(self.rows)} rows are running; finish or abort them before sleep."
-            )
+        self._check_may_sleep(len(self.rows))
         if self.kind != "cpu":
             self._llm.sleep(level=1)
         self.asleep = True

@@ -30,9 +30,9 @@ class GRPOConfig(LoopConfig):
     kl_coef: float = 1e-3
     """Weight of the KL to the reference in the loss."""
     correction: Weight | None = None
-    """Importance weight for what engine and trainer disagree on: ``truncated_importance_weight``
-    (TIS), ``masked_importance_weight`` (MIS), or a partial of one; None: the metrics
-    ``mismatch/`` say how much it is, and nothing is done about it."""
+    """Importance weight for what engine and trainer disagree on: ``truncated_importance_weight``,
+    ``masked_importance_weight`` or a partial of one; None: the metrics ``mismatch/`` say how much
+    it is, and nothing is done about it."""
 
     def __post_init__(self) -> None:
         LoopConfig.__post_init__(self)

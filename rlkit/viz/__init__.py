@@ -6,6 +6,7 @@ from rlkit.viz.dock import plot_dock
 from rlkit.viz.dock_view import DockView
 from rlkit.viz.losses import loss_summary, plot_losses
 from rlkit.viz.memory import plot_memory
+from rlkit.viz.mismatch import plot_mismatch
 from rlkit.viz.phases import plot_phases
 from rlkit.viz.style import PHASE_COLOURS, ROLE_COLOURS, use_style
 from rlkit.viz.timeline import plot_timeline
@@ -24,6 +25,7 @@ __all__ = [
     "plot_losses",
     "plot_memory",
     "plot_metric",
+    "plot_mismatch",
     "plot_phases",
     "plot_reward",
     "plot_throughput",

@@ -135,6 +135,15 @@ def test_half_loaded_weights_serve_nothing_until_whole_ones_come(fresh, monkeypa
     assert {v for r in done for v in r.token_version.tolist()} == {1}
 
 
+def test_every_token_is_told_as_it_is_sampled(fresh):
+    told = []
+    responses = fresh.generate(make_requests(3, n=2), on_token=lambda *token: told.append(token))
+    for response in responses:
+        own = [token[1:] for token in told if token[0] == response.uid]
+        assert [token for token, _ in own] == response.token_ids.tolist()
+        assert [logprob for _, logprob in own] == pytest.approx(response.logprobs.tolist())
+
+
 def test_aborted_rows_keep_what_they_have(fresh):
     for request in make_requests(3, max_new_tokens=40):
         fresh.add(request)

@@ -12,6 +12,7 @@ from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
 import rlkit as rk
+from rlkit.engines import Request
 from rlkit.models.attention import PackedAttention, positions
 from rlkit.models.pretrained import spec_to_hf
 
@@ -120,6 +121,39 @@ def test_auto_tokenizer_knows_the_special_tokens_of_a_saved_folder(tmp_path):
         ours.eos_id,
         ours.vocab_size,
     )
+
+
+def trained(folder, **changes):
+    """A policy after two updates, as its actor saves it; and the engine that has its weights."""
+    model = make_model(max_positions=128, **changes)
+    with rk.launch(backend="local") as cluster:
+        rollout = cluster.spawn(rk.RolloutWorker, model)
+        actor = cluster.spawn(rk.ActorWorker, model, lr=1e-2)
+        for prompts in rk.tasks.sort().batches(size=4, steps=2):
+            batch = rollout.generate(prompts)
+            actor.update(batch, loss_fn=lambda logprobs, batch: (batch.token_mean(logprobs), {}))
+        rk.Resharder(source=actor, target=rollout).reshard()
+        actor.save_pretrained(folder)
+        engine = rk.TorchEngine(model)
+        engine.load_weights(rollout._transport.worker.weights(), version=2)
+    return engine
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_trained_folder_writes_the_same_greedy_text_in_transformers(family, tmp_path):
+    engine = trained(tmp_path, **FAMILIES[family])
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    model.generation_config.eos_token_id = None
+    greedy = rk.SamplingParams(temperature=0, max_new_tokens=24)
+    for uid, text in enumerate(["123+4>", "7 2 5=09>", "0"]):
+        ids = engine.tokenizer.encode(text)
+        (ours,) = engine.generate([Request(ids, [uid], greedy)])
+        (theirs,) = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)
+        assert engine.tokenizer.decode(ours.token_ids) == tokenizer.decode(
+            theirs[len(ids) :], skip_special_tokens=True
+        )
+        assert ours.token_ids.tolist() == theirs[len(ids) :].tolist()
 
 
 def byte_level_folder(folder, *, bos: bool):
