@@ -72,9 +72,9 @@ def object_store_bytes() -> int:
 
 
 def init(ray: Any, options: dict[str, Any]) -> None:
-    """ray.init, once more if its processes miss Ray's fixed 30 s to start, as on a busy machine."""
+    """ray.init, again if its processes miss Ray's fixed 30 s to start, as on a busy machine."""
     options = options | {"logging_level": logging.ERROR}
-    for last_try in (False, True):
+    for tries_left in (2, 1, 0):
         try:
             ray.init(**options)
             return
@@ -82,13 +82,13 @@ def init(ray: Any, options: dict[str, Any]) -> None:
             if "timed out during startup" not in str(error):
                 raise
             ray.shutdown()
-            if last_try:
+            if not tries_left:
                 raise TimeoutError(
-                    "launch: Ray's processes twice did not start within 30 s, which Ray does not "
-                    "let us change; is this machine busy? Try again when it is less so, or use "
-                    "rk.launch(backend='local'): one process, no Ray."
+                    "launch: Ray's processes did not start within 30 s, three times; Ray does not "
+                    "let us change that. Is this machine busy? Try again when it is less so, or "
+                    "use rk.launch(backend='local'): one process, no Ray."
                 ) from error
-            logger.warning("Ray did not start within 30 s; trying once more")
+            logger.warning("Ray did not start within 30 s; trying again")
 
 
 def import_ray() -> Any:
