@@ -28,7 +28,9 @@ class Shield:
         with self._lock:
             depth = self._inside[thread] = self._inside.get(thread, 0) + 1
         if depth == 1 and threading.current_thread() is threading.main_thread():
-            self._handler = signal.signal(signal.SIGINT, self._on_signal)
+            before = signal.signal(signal.SIGINT, self._on_signal)
+            if before != self._on_signal:  # else a finalizer came while the shield was left
+                self._handler = before
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -46,3 +46,27 @@ def test_a_finalizer_may_run_while_the_shield_is_entered():
     when_collected(owner, lambda: None)
     with shield._lock:
         del owner
+
+
+class LockWithAFinalizer:
+    """The shield's lock; when it is released by the thread that leaves, an owner is collected."""
+
+    def __init__(self, lock):
+        self.lock, self.collects = lock, False
+
+    def __enter__(self):
+        self.lock.acquire()
+
+    def __exit__(self, *exc):
+        self.lock.release()
+        if self.collects:
+            self.collects = False
+            when_collected(Owner(), lambda: None)
+
+
+def test_a_finalizer_that_runs_while_the_shield_is_left_takes_no_interrupt_away(monkeypatch):
+    before, lock = signal.getsignal(signal.SIGINT), LockWithAFinalizer(shield._lock)
+    monkeypatch.setattr(shield, "_lock", lock)
+    with shield:
+        lock.collects = True
+    assert signal.getsignal(signal.SIGINT) is before
