@@ -4,7 +4,6 @@
 main thread and the interrupts that a cluster sends to a worker's thread.
 """
 
-import _thread
 import ctypes
 import signal
 import threading
@@ -85,6 +84,7 @@ def _whole(call: Callable[..., Any], *args: Any) -> None:
         with shield:
             call(*args)
     except KeyboardInterrupt:
-        again = threading.Timer(SOON_S, _thread.interrupt_main)
+        main = threading.main_thread().ident
+        again = threading.Timer(SOON_S, signal.pthread_kill, (main, signal.SIGINT))
         again.daemon = True
         again.start()

@@ -73,5 +73,16 @@ def check(ranks: list[dict], one: dict) -> None:
         torch.testing.assert_close(ranks[0]["weights"][name], weight, atol=1e-4, rtol=1e-4)
 
 
+def check_checkpoint(ranks: list[dict], one) -> None:
+    """What ranks saved goes on to the bit there, and is what the backend of one process has."""
+    assert all(rank["same"] for rank in ranks)
+    weights, moments, steps = ranks[0]["saved"]
+    assert moments.keys() == one.optimizer_state().keys()
+    for name, value in one.optimizer_state().items():
+        torch.testing.assert_close(moments[name], value, atol=1e-5, rtol=1e-4)
+    one.load_state_dict(weights)
+    one.load_optimizer_state(moments, num_steps=steps)
+
+
 def by_rank(found: dict, case: str) -> list:
     return [found[rank][case] for rank in sorted(found) if found[rank][case] is not None]

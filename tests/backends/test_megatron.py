@@ -4,7 +4,7 @@ import megatron_ranks
 import pytest
 import torch
 from megatron_ranks import DENSE, EXPERTS, dense_model, make_batch, train
-from several_ranks import by_rank, check, run_on_ranks
+from several_ranks import by_rank, check, check_checkpoint, run_on_ranks
 
 import rlkit as rk
 
@@ -78,16 +78,9 @@ def test_both_copies_of_a_tied_embedding_stay_equal(found):
 
 
 def test_a_checkpoint_goes_on_to_the_bit_and_in_another_backend(found):
-    ranks = by_rank(found, "moments, TP2 PP2")
-    assert all(rank["same"] for rank in ranks)
-    weights, moments, steps = ranks[0]["saved"]
     one = rk.TorchBackend(dense_model("qwen2"), lr=1e-2)
     train(one, make_batch())
-    assert moments.keys() == one.optimizer_state().keys()
-    for name, value in one.optimizer_state().items():
-        torch.testing.assert_close(moments[name], value, atol=1e-5, rtol=1e-4)
-    one.load_state_dict(weights)
-    one.load_optimizer_state(moments, num_steps=steps)
+    check_checkpoint(by_rank(found, "moments, TP2 PP2"), one)
 
 
 def test_storages_of_swapped_shards_are_gone_and_come_back_bit_equal(found, one_process):

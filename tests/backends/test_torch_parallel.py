@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch_ranks
 from megatron_ranks import SIZES, dense_model, make_batch, train
-from several_ranks import by_rank, check, run_on_ranks
+from several_ranks import by_rank, check, check_checkpoint, run_on_ranks
 from torch_ranks import DENSE
 
 import rlkit as rk
@@ -56,16 +56,9 @@ def test_a_rank_without_rows_takes_part(found):
 
 
 def test_a_checkpoint_goes_on_to_the_bit_and_on_one_process(found):
-    ranks = by_rank(found, "moments, TP2 FSDP2")
-    assert all(rank["same"] for rank in ranks)
-    weights, moments, steps = ranks[0]["saved"]
     one = rk.TorchBackend(dense_model("qwen2"), lr=1e-2)
     train(one, make_batch())
-    assert moments.keys() == one.optimizer_state().keys()
-    for name, value in one.optimizer_state().items():
-        torch.testing.assert_close(moments[name], value, atol=1e-5, rtol=1e-4)
-    one.load_state_dict(weights)
-    one.load_optimizer_state(moments, num_steps=steps)
+    check_checkpoint(by_rank(found, "moments, TP2 FSDP2"), one)
 
 
 @pytest.mark.parametrize("case", [case for case in torch_ranks.MORE if case.startswith("weights")])
