@@ -140,10 +140,8 @@ class RolloutWorker:
             raise
 
     @stage("generate")
-    def advance(
-        self, *, seconds: float = 0.1, least: int = 1, max_age: int | None = None
-    ) -> Batch | None:
-        """Generate for up to ``seconds`` or until ``least`` groups are finished; those, whole.
+    def advance(self, *, seconds: float = 0.1, max_age: int | None = None) -> Batch | None:
+        """Generate for ``seconds``, or until nothing runs: the groups finished meanwhile, whole.
 
         Between two calls the weights may change: what is half written goes on under the new ones,
         but for responses whose first token is more than ``max_age`` versions old, which begin again
@@ -153,10 +151,10 @@ class RolloutWorker:
             now, first = self.version, self.engine.first_versions()
             self._begin_again({uid for uid in first if now - first[uid] > max_age})
         end_s = time.monotonic() + seconds
-        while self.in_flight.running and len(self.in_flight.finished) < least:
+        while self.in_flight.running:
+            self._step()
             if time.monotonic() > end_s:
                 break
-            self._step()
         groups = self.in_flight.take()
         return batch_of(groups, self.tokenizer) if groups else None
 

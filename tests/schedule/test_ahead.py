@@ -201,7 +201,7 @@ def test_one_step_off_trains_what_is_one_step_old(cluster):
 
 def test_the_feed_says_which_group_is_twice(cluster):
     loop = Loop(cluster)
-    feed = rk.RolloutFeed(loop.rollout, n=2)
+    feed = rk.RolloutFeed(loop.rollout, n=2, seconds=0.001)
     (prompts,) = loop.prompts(1)
     feed.add(prompts)
     with pytest.raises(ValueError, match="which is being generated"):

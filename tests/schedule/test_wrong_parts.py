@@ -182,7 +182,7 @@ def test_a_feed_says_which_prompts_it_can_not_add(loop):
 
 
 def test_two_loops_do_not_share_a_feed_or_a_rollout_group(loop):
-    feed, other = rk.RolloutFeed(loop.rollout, n=4), rk.RolloutFeed(loop.rollout, n=4)
+    feed, other = (rk.RolloutFeed(loop.rollout, n=4, seconds=0.001) for _ in range(2))
     first = start(loop, loop.task.stream(size=2), feed, executor=Threads())
     next(first)
     feed.add(loop.prompts(1, size=1)[0])  # it runs, whatever the threads do
