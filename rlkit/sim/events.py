@@ -40,6 +40,12 @@ class Schedule:
     """Of the rule: groups that may run at once."""
 
     def __post_init__(self) -> None:
+        if not self.max_staleness >= 0:
+            raise ValueError(
+                f"max_staleness: got {self.max_staleness}, need 0 or more train steps."
+            )
+        if self.max_running is not None:
+            whole("max_running", self.max_running, what="groups")
         if self.max_staleness and not self.bounded:
             raise ValueError(
                 f"max_staleness: got {self.max_staleness}, need asynchronous(max_staleness=...): "
@@ -127,7 +133,6 @@ class Loop:
 
     def play(self, steps: int) -> Recorder:
         """Run that many train steps."""
-        whole("steps", steps)
         for record in islice(self.schedule.start(self), steps):
             self.out.records[-1] |= {n: value for n, value in record.items() if n != "batch"}
         return self.out

@@ -1,13 +1,14 @@
 """What is simulated: the workload, the software's rates, and a run on some devices."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlkit.checks import finite, whole
 from rlkit.config import Layout, ModelSpec
 from rlkit.sim.specs import Counts, Node, counts
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rlkit.sim.moves import Move
 
 MEAN_STEPS = 60  # of the bisection for the log-mean: 2^-60 of the range
+FROM_0 = ("rollout_devices", "forwards")  # counts of a run that may be 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +33,7 @@ class Lengths:
     """Share of the log variance that lies between prompts; the rest is within a group."""
 
     def __post_init__(self) -> None:
+        finite("limit_tokens", self.limit_tokens, least=1.0)
         if not 1 <= self.mean_tokens < self.limit_tokens:
             raise ValueError(
                 f"mean_tokens: got {self.mean_tokens}, need 1 or more and less than limit_tokens="
@@ -98,6 +101,14 @@ def _log_mean(mean: float, sigma: float, limit: float) -> float:
     return (low + high) / 2
 
 
+def _is(owner: str, item: object, **kinds: type) -> None:
+    """TypeError unless the fields are of these kinds."""
+    for name, kind in kinds.items():
+        value = getattr(item, name)
+        if not isinstance(value, kind):
+            raise TypeError(f"{owner}.{name}: got {value!r}, need a {kind.__name__}.")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
     """What one train step consumes."""
@@ -110,6 +121,12 @@ class Workload:
     """Mean length of a prompt."""
     lengths: Lengths
     """Of responses."""
+
+    def __post_init__(self) -> None:
+        whole("Workload.prompts", self.prompts)
+        whole("Workload.samples", self.samples)
+        finite("Workload.prompt_tokens", self.prompt_tokens)
+        _is("Workload", self, lengths=Lengths)
 
     @property
     def sequences(self) -> int:
@@ -161,6 +178,16 @@ class Costs:
     message_s: float = 1e-3
     """Assumed. Round trip of a metadata request."""
 
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            share = item.name in SHARES
+            above = share or item.name == "slow_software" or item.name.endswith("_bytes_per_s")
+            most = 1.0 if share else math.inf
+            finite(f"Costs.{item.name}", getattr(self, item.name), above=above, most=most)
+
+
+SHARES = ("matmul_efficiency", "memory_efficiency", "link_efficiency", "memory_share")
+"""Fields of ``Costs`` above 0 and at most 1."""
 
 FITTED = (
     "train_bytes_per_flop", "decode_overhead_s", "trainer_s_per_sequence", "slow_software",
@@ -198,7 +225,7 @@ class Run:
     """Pieces in which the trainer takes a step's groups, each as soon as it is there; of use where
     groups come one by one, in asynchronous runs."""
     micro_batch_tokens: int = 32_768
-    """Packed tokens of a forward and backward."""
+    """Packed tokens of a rank's forward and backward, over the cp devices that share them."""
     cache_bytes: float = 2.0
     """Bytes of a number in the KV cache: 2 for BF16, 1 for FP8."""
     recompute: bool = True
@@ -214,7 +241,17 @@ class Run:
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rollout_devices < self.num_devices:
+        kinds = {"model": ModelSpec, "node": Node, "workload": Workload, "costs": Costs}
+        _is("Run", self, **kinds, generate=Layout, train=Layout)
+        for name in ("num_devices", "minibatches", "chunks", "micro_batch_tokens", *FROM_0):
+            whole(f"Run.{name}", getattr(self, name), least=int(name not in FROM_0))
+        finite("Run.cache_bytes", self.cache_bytes, above=True)
+        finite("Run.trained_share", self.trained_share, above=True, most=1.0)
+        for name in ("dock", "reshard"):
+            move = getattr(self, name)
+            if move is not None and not callable(move):
+                raise TypeError(f"Run.{name}: got {move!r}, need one of rk.sim.moves, or None.")
+        if self.rollout_devices >= self.num_devices:
             raise ValueError(
                 f"rollout_devices: got {self.rollout_devices} of {self.num_devices} devices, need "
                 "at least one that trains; 0 shares all of them."
