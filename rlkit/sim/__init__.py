@@ -8,6 +8,7 @@ from rlkit.checks import whole
 from rlkit.sim import cost, memory, moves, specs
 from rlkit.sim.calibrate import fit
 from rlkit.sim.events import Loop, Schedule, asynchronous, one_step_off, synchronous
+from rlkit.sim.lengths import Lengths
 from rlkit.sim.moves import (
     allgather_swap,
     broadcast,
@@ -19,7 +20,7 @@ from rlkit.sim.moves import (
 )
 from rlkit.sim.result import Simulation, collect, constants
 from rlkit.sim.sweep import change, layouts, splits, stalenesses, sweep
-from rlkit.sim.work import FITTED, Costs, Lengths, Run, Workload
+from rlkit.sim.work import FITTED, Costs, Run, Workload
 
 __all__ = [
     "FITTED",

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
+from numbers import Real
 from typing import Any
 
-from rlkit.checks import whole
+from rlkit.checks import fits, whole
 from rlkit.schedule import StalenessRule, ahead, in_turn
 from rlkit.schedule.virtual import Future, Virtual
 from rlkit.sim.cost import logprobs, update
@@ -40,9 +41,10 @@ class Schedule:
     """Of the rule: groups that may run at once."""
 
     def __post_init__(self) -> None:
-        if not self.max_staleness >= 0:
+        fits("start", self.start, "loop")
+        if not isinstance(self.max_staleness, Real) or not self.max_staleness >= 0:
             raise ValueError(
-                f"max_staleness: got {self.max_staleness}, need 0 or more train steps."
+                f"max_staleness: got {self.max_staleness!r}, need 0 or more train steps."
             )
         if self.max_running is not None:
             whole("max_running", self.max_running, what="groups")

@@ -27,7 +27,9 @@ ASYNC = sim.asynchronous(max_staleness=2)
         (lambda: replace(WORKLOAD, prompt_tokens=-1), "Workload.prompt_tokens: got -1"),
         (lambda: replace(LENGTHS, mean_tokens=0), "mean_tokens: got 0, need 1 or more"),
         (lambda: replace(LENGTHS, limit_tokens=math.inf), "limit_tokens: got inf"),
-        (lambda: replace(LENGTHS, sigma=math.nan), "need a sigma above 0"),
+        (lambda: replace(LENGTHS, sigma=math.nan), "sigma: got nan, need a finite number above 0"),
+        (lambda: LENGTHS.cut(0), "limit_tokens: got 0"),
+        (lambda: sim.Lengths.of_median(0, sigma=1.0, limit_tokens=9), "median_tokens: got 0"),
         (lambda: sim.Costs(decode_overhead_s=math.nan), "Costs.decode_overhead_s: got nan"),
         (lambda: sim.Costs(matmul_efficiency=1.5), "at most 1"),
         (lambda: sim.Costs(load_bytes_per_s=0.0), "Costs.load_bytes_per_s: got 0.0, .* above 0"),
@@ -69,8 +71,8 @@ def test_a_value_of_the_wrong_kind_is_named(make, message):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"generate": Layout(tp=16)}, "generate: 12 devices, the layout needs 16"),
-        ({"train": Layout(tp=8)}, "update: 4 devices, the layout needs 8"),
+        ({"generate": Layout(tp=4, dp=4)}, "generate: 12 devices, the layout needs 16"),
+        ({"train": Layout(pp=8)}, "update: 4 devices, the layout needs 8"),
     ],
 )
 def test_a_layout_larger_than_its_devices_is_a_result_with_a_reason(changes, why):
