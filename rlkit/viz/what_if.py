@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rlkit.viz.kernel import html_widget
 from rlkit.viz.memory import GIB, plot_memory
@@ -155,4 +156,5 @@ def _plot_tried(ax: Any, tried: pd.DataFrame) -> None:
     limit_line(ax, values.max(), "best so far", inside=True)
     ax.set_ylim(0, 1.15 * values.max() if values.max() > 0 else 1)
     ax.set_xlabel("choice")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylabel(axis_label("throughput", "tokens/s", "simulated"))
