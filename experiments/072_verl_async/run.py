@@ -27,7 +27,8 @@ def layouts(row: Row, mean: float) -> tuple[Layout, Layout, int]:
     """Engine, trainer, and tokens of a rank's micro-batch, of the scripts in verl's recipes.
 
     FSDP: twice the longest sequence a device. Megatron: two sequences of ``mean`` tokens; the
-    mixture one longest sequence a device. Engines of the second table's newer runs have a tp of 2.
+    mixture one longest sequence a device. Engines beside a Megatron trainer, or one step off, have
+    a tp of 2.
     """
     longest = 2048 + int(row["limit_tokens"])
     if row["model"] != "7B":
