@@ -247,8 +247,8 @@ pd.DataFrame(
 # %% [markdown]
 # ## How far off is it?
 #
-# On 98 published step times and rates that the fit has not seen, of AReaL and verl, the median error is 21 %, one in ten is
-# off by more than 44 %, and 56 % lie within 25 % (`experiments/071_areal`). So believe an order of choices rather than their
+# On 98 published step times and rates that the fit has not seen, of AReaL and verl, the median error is 16 %, one in ten is
+# off by more than 44 %, and 69 % lie within 25 % (`experiments/071_areal`). So believe an order of choices rather than their
 # seconds, and look at what the best one rests on.
 #
 # ## Exercise: the split without a simulator

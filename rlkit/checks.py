@@ -49,15 +49,19 @@ def fits(name: str, fn: Any, *args: Any, **options: Any) -> None:
         pass
 
 
-def finite(name: str, value: Any, *, least: float = 0.0, most: float = math.inf) -> float:
+def finite(
+    name: str, value: Any, *, least: float = 0.0, most: float = math.inf, above: bool = False
+) -> float:
     """``value`` as a float: TypeError if it is no number, ValueError if it is not finite or out of
     range.
+
+    ``above``: ``least`` itself is out of range.
     """
     upper = f" and at most {most:g}" if math.isfinite(most) else ""
-    need = f"need a finite number of at least {least:g}{upper}."
+    need = f"need a finite number {'above' if above else 'of at least'} {least:g}{upper}."
     if not isinstance(value, Real):
         raise TypeError(f"{name}: got {value!r}, {need}")
     number = float(value)
-    if not (math.isfinite(number) and least <= number <= most):
+    if not (math.isfinite(number) and least <= number <= most) or (above and number == least):
         raise ValueError(f"{name}: got {value}, {need}")
     return number

@@ -1,6 +1,7 @@
 """AReaL's throughput tables (arXiv 2505.24298), simulated. README: what is compared and how."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -18,8 +19,12 @@ MODELS = {
     "14B": ModelSpec.qwen25_14b(),
     "32B": ModelSpec.qwen25_32b(),
 }
-# Engines and trainers of the legacy benchmark (tag v0.3.1) and of the blog (14B).
-ENGINE = {"1.5B": 1, "7B": 1, "14B": 4, "32B": 8}
+# tp and share of the memory of an engine: AReaL's of its legacy benchmark (tag v0.3.1) and its blog
+# (14B), verl's of the scripts with which AReaL's authors ran it (GitHub: nuzant/verl_benchmark).
+ENGINE = {
+    "areal": {"1.5B": (1, 0.8), "7B": (1, 0.7), "14B": (4, 0.7), "32B": (8, 0.7)},
+    "verl": {"1.5B": (1, 0.6), "7B": (1, 0.6), "14B": (2, 0.6), "32B": (8, 0.4)},
+}
 TRAIN = {
     "1.5B": Layout(pp=2),
     "7B": Layout(pp=4),
@@ -27,10 +32,12 @@ TRAIN = {
     "32B": Layout(pp=8, tp=2),
 }
 SEQUENCE, PROMPT, LIMIT = 9276, 200, 27648  # tokens; the first follows from Fig. 5c and Table 1
+MOST_RUNNING = 512  # groups; of the benchmark of Fig. 4
 
 
 def build(row: Row, parameters: Parameters) -> Plan:
     """What a row of paper.csv ran."""
+    verl, limit = row["system"] == "verl", int(row["limit_tokens"])
     code = row["block"] == "Table 1" and row["model"] in ("14B", "32B")
     mean = parameters.code_tokens if code else SEQUENCE - PROMPT
     lengths = rk.sim.Lengths(mean_tokens=mean, sigma=parameters.sigma, limit_tokens=LIMIT)
@@ -38,28 +45,34 @@ def build(row: Row, parameters: Parameters) -> Plan:
         prompts=64 if row["block"] == "Table 7" else 512,
         samples=16,
         prompt_tokens=PROMPT,
-        lengths=lengths.cut(int(row["limit_tokens"])),
+        lengths=lengths.cut(limit),
     )
-    verl = row["system"] == "verl"
+    tp, memory_share = ENGINE["verl" if verl else "areal"][row["model"]]
+    # A micro-batch of verl's trainer holds the longest sequence, prompts of up to 1,024 included.
+    budget = max(24_576 if row["model"] == "32B" else 32_768, 1024 + limit)
     run = rk.sim.Run(
         model=MODELS[row["model"]],
         node=specs.NODE_H800,
         num_devices=int(row["devices"]),
         rollout_devices=int(row["rollout"]),
         workload=workload,
-        generate=Layout(tp=ENGINE[row["model"]]),
+        generate=Layout(tp=tp),
         train=Layout() if verl else TRAIN[row["model"]],
         sharded=verl,
         minibatches=4,
+        micro_batch_tokens=budget if verl else 32_768,
+        forwards=1 + verl,  # verl's scripts have a reference policy as well
         reshard=rk.sim.allgather_swap if verl else rk.sim.through_storage,
-        costs=parameters.costs(),
+        costs=replace(parameters.costs(), memory_share=memory_share),
     )
-    schedule = rk.sim.synchronous()
+    schedule, benchmark = rk.sim.synchronous(), str(row["block"]).startswith("Fig. 4")
     if row["system"] in ("areal", "wait"):
         schedule = rk.sim.asynchronous(
-            max_staleness=min(32.0, float(row["staleness"])), interrupt=row["system"] == "areal"
+            max_staleness=min(32.0, float(row["staleness"])),
+            interrupt=row["system"] == "areal",
+            max_running=MOST_RUNNING if benchmark else None,
         )
-    scale = 1 / parameters.areal_scale if str(row["block"]).startswith("Fig. 4") else 1.0
+    scale = 1 / parameters.areal_scale if benchmark else 1.0
     return Plan(run=run, schedule=schedule, scale=scale)
 
 

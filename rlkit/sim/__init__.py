@@ -4,9 +4,11 @@ Everything here is arithmetic: no device. Peaks have sources (``specs``), the re
 fitted or assumed (``Costs``). The frames are those of a real run, so ``rk.viz`` draws both.
 """
 
+from rlkit.checks import whole
 from rlkit.sim import cost, memory, moves, specs
 from rlkit.sim.calibrate import fit
 from rlkit.sim.events import Loop, Schedule, asynchronous, one_step_off, synchronous
+from rlkit.sim.lengths import Lengths
 from rlkit.sim.moves import (
     allgather_swap,
     broadcast,
@@ -18,7 +20,7 @@ from rlkit.sim.moves import (
 )
 from rlkit.sim.result import Simulation, collect, constants
 from rlkit.sim.sweep import change, layouts, splits, stalenesses, sweep
-from rlkit.sim.work import FITTED, Costs, Lengths, Run, Workload
+from rlkit.sim.work import FITTED, Costs, Run, Workload
 
 __all__ = [
     "FITTED",
@@ -58,6 +60,13 @@ def simulate(run: Run, schedule: Schedule, *, steps: int = 10, seed: int = 0) ->
 
     A run that does not fit into memory is a result, too: ``out_of_memory`` says where.
     """
+    if not isinstance(run, Run) or not isinstance(schedule, Schedule):
+        raise TypeError(
+            f"simulate: got {type(run).__name__} and {type(schedule).__name__}, need a Run and a "
+            "Schedule: simulate(run, rk.sim.synchronous())."
+        )
+    whole("steps", steps)
+    whole("seed", seed, least=0)
     room = memory.memory(run)
     if room.problem:
         return collect(run, room, None, warm_up=0)

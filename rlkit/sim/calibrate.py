@@ -27,9 +27,16 @@ def fit(trace: Any, run: Run, *, beside: Any = None) -> Run:
 
     Relative least squares of means by stage and rows, no rate below 0.
     """
+    if not isinstance(run, Run):
+        raise TypeError(f"fit: got {type(run).__name__} as run, need the Run that was traced.")
     spans = _spans(trace)
     made, trained = spans[spans["stage"] == "generate"], spans[spans["stage"].isin(TRAINED)]
     for name, part in (("generate", made), ("logprobs or update", trained)):
+        if part.reindex(columns=["rows", "tokens"]).isna().to_numpy().any():
+            raise ValueError(
+                f"fit: got {name} spans without rows or tokens, need both in each. Pass "
+                "trace.frame() of a run with worker groups."
+            )
         sizes = sorted(part["rows"].unique().tolist())
         if len(sizes) < 2:
             raise ValueError(
@@ -37,6 +44,12 @@ def fit(trace: Any, run: Run, *, beside: Any = None) -> Run:
                 "seconds and those of a row look alike in one. Trace a run with small and large "
                 "batches."
             )
+    samples = run.workload.samples
+    if (made["rows"] % samples).any():
+        raise ValueError(
+            f"fit: got generate spans of {sorted(made['rows'].unique().tolist())} rows, need "
+            f"whole groups of run.workload.samples={samples}."
+        )
     decode_s, row_s = _least_squares(_decoded(made, run), made)
     flop_s, sequence_s, step_s = _least_squares(_trained(trained, run), trained)
     if not flop_s or not decode_s + row_s:

@@ -166,7 +166,7 @@ def _pass(
     """Passes over the trainer's devices that count as ``forwards`` of one forward's operations.
 
     Ranks are balanced as well as whole sequences allow: in no mini-batch is the fullest one done
-    before the longest sequence.
+    before the longest sequence. The cp devices of a rank share its sequences evenly.
     """
     cut, model = run.train, run.model
     longest = run.workload.lengths.longest(sequences / run.minibatches) + run.workload.prompt_tokens
@@ -176,7 +176,7 @@ def _pass(
     micro = max(run.minibatches, mine / run.micro_batch_tokens)  # micro-batches of a rank
     experts = cut.ep * cut.tp_of_experts if model.moe else 1
     # Activations go through the layers of one stage; weights of FSDP are gathered by all trainers.
-    once_s = _layer_traffic_s(run, mine / micro, cut.tp, max(experts, cut.tp))
+    once_s = _layer_traffic_s(run, mine / micro / cut.cp, cut.tp, max(experts, cut.tp))
     network_s = forwards * micro * once_s / cut.pp
     if run.sharded:
         network_s += exchanges * micro * run.counts.weight_bytes / _network(run)

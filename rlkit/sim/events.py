@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, islice
+from numbers import Real
 from typing import Any
 
-from rlkit.checks import whole
+from rlkit.checks import fits, whole
 from rlkit.schedule import StalenessRule, ahead, in_turn
 from rlkit.schedule.virtual import Future, Virtual
 from rlkit.sim.cost import logprobs, update
@@ -40,6 +41,13 @@ class Schedule:
     """Of the rule: groups that may run at once."""
 
     def __post_init__(self) -> None:
+        fits("start", self.start, "loop")
+        if not isinstance(self.max_staleness, Real) or not self.max_staleness >= 0:
+            raise ValueError(
+                f"max_staleness: got {self.max_staleness!r}, need 0 or more train steps."
+            )
+        if self.max_running is not None:
+            whole("max_running", self.max_running, what="groups")
         if self.max_staleness and not self.bounded:
             raise ValueError(
                 f"max_staleness: got {self.max_staleness}, need asynchronous(max_staleness=...): "
@@ -127,7 +135,6 @@ class Loop:
 
     def play(self, steps: int) -> Recorder:
         """Run that many train steps."""
-        whole("steps", steps)
         for record in islice(self.schedule.start(self), steps):
             self.out.records[-1] |= {n: value for n, value in record.items() if n != "batch"}
         return self.out

@@ -18,10 +18,14 @@ class Memory:
     limit_bytes: float
     max_rows: int
     """Sequences that one engine runs at once."""
+    too_few: str = ""
+    """Why not one engine, or not one trainer, has its devices; empty if each has."""
 
     @property
     def problem(self) -> str:
         """Why the run does not fit: phase, need and limit; empty if it does."""
+        if self.too_few:
+            return self.too_few
         for phase, parts in (("generate", self.generate), ("update", self.update)):
             total = sum(size for name, size in parts.items() if name != "host_swap")
             if total > self.limit_bytes:
@@ -66,7 +70,7 @@ def memory(run: Run) -> Memory:
     expert_dp = max(1, run.train_devices // spread_over)
     spread = shard if run.sharded else (shard - experts) / dp + experts / expert_dp
     layers = model.num_layers / run.train.pp
-    hidden = 2.0 * model.hidden_size * run.micro_batch_tokens / run.train.tp
+    hidden = 2.0 * model.hidden_size * run.micro_batch_tokens / (run.train.tp * run.train.cp)
     kept_layers = (layers + 34 / 2) if run.recompute else layers * 34 / 2
     update = {
         "weights": shard,
@@ -74,8 +78,19 @@ def memory(run: Run) -> Memory:
         "optimizer": 6.0 * spread,
         "activations": hidden * kept_layers,
     }
-    fits = rows if run.num_engines and run.train_dp else 0
-    return Memory(generate, update, device.memory_bytes, fits)
+    return Memory(generate, update, device.memory_bytes, rows, _too_few(run))
+
+
+def _too_few(run: Run) -> str:
+    """Which phase has fewer devices than its layout takes."""
+    there = {
+        "generate": (run.generate.num_devices, run.rollout_devices or run.num_devices),
+        "update": (run.train.tp * run.train.pp * run.train.cp, run.train_devices),
+    }
+    for phase, (need, have) in there.items():
+        if have < need:
+            return f"{phase}: {have} devices, the layout needs {need}"
+    return ""
 
 
 def _running_context(run: Run) -> float:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from rlkit.checks import finite
 from rlkit.config import Layout, ModelSpec
 from rlkit.dock.traffic import GRPO, predicted_traffic
 from rlkit.reshard import plan_strategies as strategies
@@ -141,7 +142,7 @@ def through_storage(run: Run) -> Moved:
 
 def fixed(seconds: float) -> Move:
     """A move that takes so long whatever the run: one that was measured."""
-    return _Fixed(seconds)
+    return _Fixed(finite("seconds", seconds))
 
 
 @dataclass(frozen=True, slots=True)

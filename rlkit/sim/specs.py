@@ -7,6 +7,7 @@ Rates are peaks that the vendor or the cited paper states; what share of them is
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rlkit.checks import finite, whole
 from rlkit.config import ModelSpec
 
 GB = 1e9
@@ -35,6 +36,11 @@ class Device:
     assumed: tuple[str, ...] = ()
     """Fields without a public source."""
 
+    def __post_init__(self) -> None:
+        for name in ("flops", "memory_bytes", "memory_bytes_per_s", "host_bytes_per_s"):
+            finite(f"Device.{name}", getattr(self, name), above=True)
+        whole("Device.devices_per_card", self.devices_per_card)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
@@ -52,6 +58,11 @@ class Node:
     """Where the numbers are from."""
     assumed: tuple[str, ...] = ()
     """Fields without a public source."""
+
+    def __post_init__(self) -> None:
+        whole("Node.num_devices", self.num_devices)
+        for name in ("link_bytes_per_s", "network_bytes_per_s"):
+            finite(f"Node.{name}", getattr(self, name), above=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.sim import cost
 from rlkit.sim.events import Schedule
 from rlkit.sim.result import Simulation
 from rlkit.sim.work import Costs, Run
@@ -71,6 +72,9 @@ class Plan:
     """What the simulated value is multiplied by to be on the publication's scale."""
 
 
+TRAINER_RATE = "throughput/update_tflops_per_s_per_device"
+"""Metric of a row that tells of the trainer alone."""
+
 Row = Mapping[str, Any]
 """A row of a paper.csv."""
 Build = Callable[[Row, Parameters], Plan]
@@ -86,9 +90,20 @@ def played(run: Run, schedule: Schedule, seed: int) -> Simulation:
     return simulate(run, schedule, steps=steps, seed=seed)
 
 
+def trainer_rate(run: Run) -> float:
+    """Operations a second of one trainer while it updates, those of the recomputation counted."""
+    sequences = run.workload.sequences
+    tokens, squares = (sequences * each for each in run.moments)
+    passes = 4.0 if run.recompute else 3.0
+    seconds = cost.update(run, tokens, squares, sequences).seconds
+    return passes * cost.forward_flops(run.model, tokens, squares) / run.train_devices / seconds
+
+
 def predict(row: Row, build: Build, parameters: Parameters, *, seed: int = 0) -> float:
     """A row's metric as simulated; NaN where the run is out of memory."""
     plan = build(row, parameters)
+    if row["metric"] == TRAINER_RATE:
+        return plan.scale * trainer_rate(plan.run) / 1e12
     simulation = played(plan.run, plan.schedule, seed)
     if row["metric"] == "throughput/tokens_per_s":
         return plan.scale * simulation.tokens_per_s

@@ -1,5 +1,6 @@
 """Many runs as one table: what a split, a layout or a bound on staleness would change."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
@@ -44,6 +45,11 @@ def sweep(
     """
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
+    if not isinstance(over, Mapping):
+        raise TypeError(f"over: got {over!r}, need a dict of lists: {{'max_staleness': [1, 4]}}.")
+    for name, values in over.items():
+        if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
+            raise ValueError(f"over: got {name}={values!r}, need a list of one value or more.")
     rows: list[dict[str, Any]] = []
     for values in product(*over.values()):
         point = dict(zip(over, values, strict=True))
@@ -105,7 +111,9 @@ def stalenesses(
     run: Run, schedule: Schedule, bounds: Sequence[float] = (0, 1, 2, 4, 8), *, seed: int = 0
 ) -> Any:
     """A row a bound, in order: what each more step of staleness buys."""
-    steps = int(2 * max(bounds)) + 4
+    for bound in bounds:
+        change(run, schedule, max_staleness=bound)  # names a wrong one before any is simulated
+    steps = 4 + int(2 * max((bound for bound in bounds if math.isfinite(bound)), default=0))
     return sweep(run, schedule, {"max_staleness": list(bounds)}, steps=steps, seed=seed)
 
 

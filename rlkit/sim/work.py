@@ -1,101 +1,27 @@
 """What is simulated: the workload, the software's rates, and a run on some devices."""
 
 import math
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from statistics import NormalDist
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from rlkit.checks import finite, whole
 from rlkit.config import Layout, ModelSpec
+from rlkit.sim.lengths import Lengths
 from rlkit.sim.specs import Counts, Node, counts
 
 if TYPE_CHECKING:
     from rlkit.sim.moves import Move
 
-MEAN_STEPS = 60  # of the bisection for the log-mean: 2^-60 of the range
+FROM_0 = ("rollout_devices", "forwards")  # counts of a run that may be 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lengths:
-    """Response lengths: lognormal, cut at the limit (a response that long ends there)."""
-
-    mean_tokens: float
-    """Mean after the cut."""
-    sigma: float
-    """Standard deviation of the log length before the cut: how long the tail is."""
-    limit_tokens: int
-    """Longest response."""
-    between: float = 0.5
-    """Share of the log variance that lies between prompts; the rest is within a group."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.mean_tokens < self.limit_tokens:
-            raise ValueError(
-                f"mean_tokens: got {self.mean_tokens}, need 1 or more and less than limit_tokens="
-                f"{self.limit_tokens}."
-            )
-        if not self.sigma > 0 or not 0 <= self.between <= 1:
-            raise ValueError(
-                f"got sigma={self.sigma}, between={self.between}; need a sigma above 0 and a share "
-                "between 0 and 1."
-            )
-
-    @classmethod
-    def of_median(
-        cls, median_tokens: float, *, sigma: float, limit_tokens: int, between: float = 0.5
-    ) -> "Lengths":
-        """By the median before the cut, in place of the mean after it."""
-        mean = _cut_mean(math.log(median_tokens), sigma, float(limit_tokens))
-        return cls(mean_tokens=mean, sigma=sigma, limit_tokens=limit_tokens, between=between)
-
-    @property
-    def log_mean(self) -> float:
-        """Mean of the log length for which the mean after the cut is ``mean_tokens``."""
-        return _log_mean(self.mean_tokens, self.sigma, float(self.limit_tokens))
-
-    def cut(self, limit_tokens: int) -> "Lengths":
-        """The same responses under another limit."""
-        mean = _cut_mean(self.log_mean, self.sigma, float(limit_tokens))
-        return replace(self, limit_tokens=limit_tokens, mean_tokens=mean)
-
-    def draw(self, rng: np.random.Generator, groups: int, samples: int) -> np.ndarray:
-        """Lengths [groups, samples] in tokens."""
-        shared = rng.standard_normal((groups, 1)) * math.sqrt(self.between)
-        own = rng.standard_normal((groups, samples)) * math.sqrt(1 - self.between)
-        lengths = np.exp(self.log_mean + self.sigma * (shared + own))
-        return np.clip(lengths, 1, self.limit_tokens)
-
-    def longest(self, num: float) -> float:
-        """About the longest of so many responses: their quantile num / (num + 1)."""
-        z = NormalDist().inv_cdf(num / (num + 1.0))
-        return min(self.limit_tokens, math.exp(self.log_mean + self.sigma * z))
-
-    def moments(self) -> tuple[float, float]:
-        """Mean of the length and of its square: that of X^2 is the mean of another lognormal."""
-        square = _cut_mean(2 * self.log_mean, 2 * self.sigma, float(self.limit_tokens) ** 2)
-        return self.mean_tokens, square
-
-
-def _cdf(x: float) -> float:
-    return 0.5 * (1 + math.erf(x / math.sqrt(2)))
-
-
-def _cut_mean(mu: float, sigma: float, limit: float) -> float:
-    """E[min(X, limit)] of a lognormal X."""
-    z = (math.log(limit) - mu) / sigma
-    return math.exp(mu + sigma**2 / 2) * _cdf(z - sigma) + limit * (1 - _cdf(z))
-
-
-@lru_cache(maxsize=4096)
-def _log_mean(mean: float, sigma: float, limit: float) -> float:
-    """Bisection: the mean after the cut grows with the log-mean."""
-    low, high = math.log(mean) - sigma**2 - 5, math.log(limit) + 8 * sigma
-    for _ in range(MEAN_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _cut_mean(middle, sigma, limit) < mean else (low, middle)
-    return (low + high) / 2
+def _is(owner: str, item: object, **kinds: type) -> None:
+    """TypeError unless the fields are of these kinds."""
+    for name, kind in kinds.items():
+        value = getattr(item, name)
+        if not isinstance(value, kind):
+            raise TypeError(f"{owner}.{name}: got {value!r}, need a {kind.__name__}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +36,12 @@ class Workload:
     """Mean length of a prompt."""
     lengths: Lengths
     """Of responses."""
+
+    def __post_init__(self) -> None:
+        whole("Workload.prompts", self.prompts)
+        whole("Workload.samples", self.samples)
+        finite("Workload.prompt_tokens", self.prompt_tokens)
+        _is("Workload", self, lengths=Lengths)
 
     @property
     def sequences(self) -> int:
@@ -161,6 +93,16 @@ class Costs:
     message_s: float = 1e-3
     """Assumed. Round trip of a metadata request."""
 
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            share = item.name in SHARES
+            above = share or item.name == "slow_software" or item.name.endswith("_bytes_per_s")
+            most = 1.0 if share else math.inf
+            finite(f"Costs.{item.name}", getattr(self, item.name), above=above, most=most)
+
+
+SHARES = ("matmul_efficiency", "memory_efficiency", "link_efficiency", "memory_share")
+"""Fields of ``Costs`` above 0 and at most 1."""
 
 FITTED = (
     "train_bytes_per_flop", "decode_overhead_s", "trainer_s_per_sequence", "slow_software",
@@ -198,7 +140,7 @@ class Run:
     """Pieces in which the trainer takes a step's groups, each as soon as it is there; of use where
     groups come one by one, in asynchronous runs."""
     micro_batch_tokens: int = 32_768
-    """Packed tokens of a forward and backward."""
+    """Packed tokens of a rank's forward and backward, over the cp devices that share them."""
     cache_bytes: float = 2.0
     """Bytes of a number in the KV cache: 2 for BF16, 1 for FP8."""
     recompute: bool = True
@@ -214,7 +156,17 @@ class Run:
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rollout_devices < self.num_devices:
+        kinds = {"model": ModelSpec, "node": Node, "workload": Workload, "costs": Costs}
+        _is("Run", self, **kinds, generate=Layout, train=Layout)
+        for name in ("num_devices", "minibatches", "chunks", "micro_batch_tokens", *FROM_0):
+            whole(f"Run.{name}", getattr(self, name), least=int(name not in FROM_0))
+        finite("Run.cache_bytes", self.cache_bytes, above=True)
+        finite("Run.trained_share", self.trained_share, above=True, most=1.0)
+        for name in ("dock", "reshard"):
+            move = getattr(self, name)
+            if move is not None and not callable(move):
+                raise TypeError(f"Run.{name}: got {move!r}, need one of rk.sim.moves, or None.")
+        if self.rollout_devices >= self.num_devices:
             raise ValueError(
                 f"rollout_devices: got {self.rollout_devices} of {self.num_devices} devices, need "
                 "at least one that trains; 0 shares all of them."

@@ -109,3 +109,21 @@ def test_seconds_that_do_not_grow_with_tokens_are_refused():
     flat = spans.assign(end_s=spans["start_s"] + 1 / (1 + spans["rows"]))
     with pytest.raises(ValueError, match="do not grow with their tokens"):
         sim.fit(flat, UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda spans: spans.assign(tokens=np.nan), "without rows or tokens"),
+        (lambda spans: spans.drop(columns="tokens"), "without rows or tokens"),
+        (lambda spans: spans.assign(rows=spans["rows"] + 1), "need whole groups of .*samples=4"),
+    ],
+)
+def test_spans_that_say_too_little_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        sim.fit(change(turns([4, 16])), UNKNOWN)
+
+
+def test_a_fit_needs_the_run_that_was_traced():
+    with pytest.raises(TypeError, match="got NoneType as run"):
+        sim.fit(turns([4, 16]), None)

@@ -106,11 +106,6 @@ def test_out_of_memory_is_a_result_that_says_where():
     assert not len(found.log)
 
 
-def test_too_few_devices_for_an_engine_are_a_result_too():
-    found = sim.simulate(small_run(rollout_devices=2, generate=Layout(tp=4)), sim.synchronous())
-    assert "no room" in found.out_of_memory
-
-
 def test_means_leave_the_warm_up_out(found):
     assert found.warm_up == 2
     assert found.step_s == pytest.approx(found.frame()["time/step_s"][2:].mean())

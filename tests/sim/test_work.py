@@ -44,7 +44,7 @@ def test_the_same_seed_draws_the_same_lengths():
     ("make", "message"),
     [
         (lambda: replace(LENGTHS, mean_tokens=9000), "mean_tokens: got 9000, need 1 or more"),
-        (lambda: replace(LENGTHS, sigma=0.0), "got sigma=0.0"),
+        (lambda: replace(LENGTHS, sigma=0.0), "sigma: got 0.0"),
         (lambda: small_run(rollout_devices=16), "rollout_devices: got 16 of 16"),
         (lambda: small_run(chunks=5), "chunks: got 5 for 32 prompts"),
     ],
