@@ -111,7 +111,7 @@ def train(rollout, resharder, *, steps):
 
 
 # %% [markdown]
-# `recipes.grpo` does the same with one field of its config: `GRPOConfig(correction=weight)`.
+# Every recipe does the same with one field of its config: `GRPOConfig(correction=weight)`.
 
 # %%
 NAMES = ["reward", "mismatch/logprob_mean", "mismatch/logprob_max", "mismatch/kl"]

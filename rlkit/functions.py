@@ -192,7 +192,7 @@ def _fact(value: Any, seen: frozenset[int]) -> str | None:
         facts = [(_fact(key, inside), _fact(item, inside)) for key, item in items]
         facts = sorted(facts, key=repr) if isinstance(value, dict | set | frozenset) else facts
         return f"{type(value).__qualname__}{facts}"
-    if _travels(value):
+    if _travels(value) or _is_local(value):
         return None if id(value) in seen else source_of(value, _seen=seen).hash
     if inspect.isroutine(value):
         return f"{getattr(value, '__module__', '')}.{value.__qualname__}"

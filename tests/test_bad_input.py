@@ -59,6 +59,16 @@ def generate(**options):
     generate_from(next(rk.tasks.reverse_digits().batches(size=2, steps=1)), **options)
 
 
+def evaluate(prompts=None, verify=rk.algo.exact_match, **options):
+    prompts = batch(group_ids=range(4)) if prompts is None else prompts
+    rk.evaluate(rk.RolloutWorker(rk.models.tiny()), prompts, verify, **options)
+
+
+def pairs(num, **options):
+    made = [("1>", "1")] * num
+    return rk.tasks.from_list(made, held_out=made, verify=rk.algo.exact_match, **options)
+
+
 def frame():
     log = rk.MetricLog()
     log.add(0, reward=1.0)
@@ -230,6 +240,23 @@ TABLE = [
      "failed on row 0: "),
     ("a reward that is no number", lambda t: rk.score(lambda p, r, a: "1", batch()), TypeError,
      "need a float"),
+    ("a reward by name", lambda t: rk.score("exact_match", batch()), TypeError,
+     r"got 'exact_match', need a function of \(prompt, response, answer\)"),
+    ("a verifier of two texts", lambda t: evaluate(verify=lambda a, b: 1.0), TypeError,
+     r"need a function of \(prompt, response, answer\): too many"),
+    ("pass@5 of 4", lambda t: evaluate(n=4, k=5), ValueError, "got k=5 of n=4 .* 1 to n: raise n"),
+    ("pass@0", lambda t: evaluate(k=0), ValueError, "k: got 0, need at least 1"),
+    ("pass@2 of verdicts of one", lambda t: rk.tasks.pass_at_k(torch.ones(3, 1), 2), ValueError,
+     "got k=2 of n=1"),
+    ("an evaluation without prompts", lambda t: evaluate(batch().select([])), ValueError,
+     "got no prompts, need at least one"),
+    ("more held-out prompts than there are", lambda t: pairs(5).held_out(6), ValueError,
+     "more than the 5 prompts that are held out, .* Ask for fewer"),
+    ("a task with another model's tokenizer", lambda t: rk.recipes.grpo(
+        local(), rk.models.tiny(), pairs(5, tokenizer=rk.models.char_tokenizer("1>0"))), ValueError,
+     r"Tokenizer\(6 tokens\) encodes, need .*Tokenizer\(23 .*tokenizer=model\.tokenizer"),
+    ("a recipe of a model's name", lambda t: rk.recipes.ppo(local(), "tiny", pairs(5)), TypeError,
+     r"got 'tiny', need rk\.models\.tiny"),
     ("a task of length 0", lambda t: rk.tasks.reverse_digits(length=0), ValueError, "from 1 to 40"),
     ("no held-out prompts", lambda t: rk.tasks.sort().held_out(0), ValueError, "at least 1 prompt"),
     ("batches of no prompts", lambda t: rk.tasks.sort().batches(size=0, steps=1), ValueError,
@@ -260,12 +287,18 @@ TABLE = [
     # files and configs
     ("a folder that isn't there", lambda t: rk.models.load(t / "x"), FileNotFoundError,
      "need a Hugging Face checkpoint folder"),
+    ("a model by its name", lambda t: local().spawn(rk.RolloutWorker, "Qwen/Qwen3-8B"), TypeError,
+     r"got 'Qwen/Qwen3-8B', need .* rk\.models\.load\(folder\)"),
+    ("an actor of a folder's name", lambda t: rk.ActorWorker(t), TypeError, r"models\.load\(fold"),
+    ("a critic of a folder's name", lambda t: rk.CriticWorker(t), TypeError, r"models\.load\(fold"),
+    ("an engine of a folder's name", lambda t: rk.TorchEngine(t), TypeError, r"models\.load\(fold"),
+    ("a vLLM of a folder's name", lambda t: rk.VLLMEngine(t), TypeError, r"models\.load\(folder"),
     ("a truncated checkpoint", truncated, ValueError, "cut short"),
     ("a config that is no JSON", unreadable_config, ValueError, "not JSON"),
     ("another architecture", lambda t: rk.models.load(folder(t, architectures=["GPT2"])),
      ValueError, "got 'GPT2', need one of"),
-    ("weights of another shape", lambda t: rk.models.load(folder(t, hidden_size=48)).build(),
-     ValueError, "need"),
+    ("weights of another shape", lambda t: rk.models.load(folder(t, hidden_size=48)), ValueError,
+     r"got shape \(.*, 96\), need"),
     ("shipped weights by a wrong name", lambda t: rk.models.tiny(pretrained="x"), ValueError,
      "need one of .'reverse_digits'"),
     ("heads that don't divide", lambda t: spec(num_kv_heads=3), ValueError, "divides num_heads"),

@@ -43,7 +43,7 @@ def test_configurations_are_plain_values():
 
 def test_versions_are_those_of_the_packages_that_run():
     packages = collect().packages
-    assert packages["torch"] == torch.__version__
+    assert torch.__version__.startswith(packages["torch"])  # of PyPI without its +cu128
     assert packages["numpy"] == numpy.__version__
     assert {"rlkit", "ray", "pandas"} <= packages.keys()
     assert "pytest" not in packages

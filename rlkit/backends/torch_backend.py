@@ -18,7 +18,7 @@ from rlkit.batch import Batch
 from rlkit.checks import finite
 from rlkit.config import Layout, OptimConfig
 from rlkit.models.attention import PackedAttention, positions
-from rlkit.models.pretrained import Pretrained, check_weights
+from rlkit.models.pretrained import Pretrained, check_weights, need_model
 from rlkit.reshard.plan_forms import separate
 from rlkit.rows import Rows
 from rlkit.shield import shield
@@ -53,7 +53,7 @@ class TorchBackend:
         self.layout: Layout = getattr(context, "layout", Layout(dp=1))
         self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
         self.options, self.num_steps = options or TorchOptions(), 0
-        check_layout(model.spec, self.layout, self.options)
+        check_layout(need_model(model).spec, self.layout, self.options)
         self.decoder = model.build(device=device)
         self.decoder.recompute = self.options.recompute
         self.cut = self.layout.tp > 1 or self.options.fully_shard

@@ -5,7 +5,7 @@ from typing import Any
 
 from rlkit.checks import whole
 from rlkit.engines.requests import OnToken, Request, Response, check_fits, check_unique
-from rlkit.models.pretrained import Pretrained
+from rlkit.models.pretrained import Pretrained, need_model
 
 
 class BaseEngine:
@@ -14,6 +14,7 @@ class BaseEngine:
     """
 
     def __init__(self, model: Pretrained, *, seed: int, max_rows: int, max_len: int | None) -> None:
+        need_model(model)
         self.spec, self.tokenizer, self.seed, self.version = model.spec, model.tokenizer, seed, 0
         self.max_rows = whole("max_rows", max_rows, what="slot")
         longest = model.spec.max_positions

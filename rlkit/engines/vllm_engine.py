@@ -18,8 +18,7 @@ from rlkit.engines.base import BaseEngine
 from rlkit.engines.requests import OnToken, Request, Response
 from rlkit.engines.sampling import row_seeds
 from rlkit.engines.stops import GrowingText
-from rlkit.models.decoder import Decoder
-from rlkit.models.pretrained import Pretrained, check_weights
+from rlkit.models.pretrained import Pretrained, check_weights, shapes
 from rlkit.shield import shield
 
 
@@ -62,12 +61,13 @@ class VLLMEngine(BaseEngine):
         self.kind, self.dtype = torch.device(device).type, dtype
         self.broken: str | None = None  # why the weights are not whole
         self.rows: dict[int, _Row] = {}  # by uid: waiting or running
-        _only_one(self)
+        self._like = shapes(model.spec, dtype)
+        _check_only_one()
         self._options = {"dtype": dtype, "max_rows": self.max_rows, "max_len": self.max_len}
         self._options |= options
         self._llm = vllm_settings.start(model, self.kind, **self._options)
-        with torch.device("meta"):
-            self._like = dict(Decoder(model.spec).to(dtype).tie().named_parameters())
+        global _running
+        _running = weakref.ref(self)
 
     # ---- requests ----
 
@@ -87,10 +87,11 @@ class VLLMEngine(BaseEngine):
         super()._queue(requests)
 
     def _begin(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            seeds = row_seeds(self.seed, np.asarray(request.uids))
-            for uid, seed in zip(request.uids, seeds.tolist(), strict=True):
-                self._start(int(uid), request.prompt_ids, request.sampling, seed)
+        with shield:
+            for request in requests:
+                seeds = row_seeds(self.seed, np.asarray(request.uids))
+                for uid, seed in zip(request.uids, seeds.tolist(), strict=True):
+                    self._start(int(uid), request.prompt_ids, request.sampling, seed)
 
     def _unfinished(self) -> Collection[int]:
         return self.rows.keys()
@@ -124,15 +125,16 @@ class VLLMEngine(BaseEngine):
         if self.paused or not self.rows:
             return []
         finished, sampled = [], []
-        for output in self._llm.step():
-            row = self.rows.get(int(output.request_id))
-            if row is None:
-                continue
-            old = len(row.tokens)
-            if response := self._take(row, output):
-                finished.append(response)
-            new = zip(row.tokens[old:], row.logprobs[old:], strict=True)
-            sampled += [(row.uid, *token) for token in new]
+        with shield:  # half a step would leave vLLM's scheduler and its worker apart
+            for output in self._llm.step():
+                row = self.rows.get(int(output.request_id))
+                if row is None:
+                    continue
+                old = len(row.tokens)
+                if response := self._take(row, output):
+                    finished.append(response)
+                new = zip(row.tokens[old:], row.logprobs[old:], strict=True)
+                sampled += [(row.uid, *token) for token in new]
         if on_token:
             for token in sampled:
                 on_token(*token)
@@ -221,9 +223,8 @@ class VLLMEngine(BaseEngine):
 _running: "weakref.ref[VLLMEngine] | None" = None
 
 
-def _only_one(engine: VLLMEngine) -> None:
+def _check_only_one() -> None:
     """RuntimeError if this process has an engine already: the older would fail once one ends."""
-    global _running
     if _running is not None and _running() is not None:
         gc.collect()
         if _running() is not None:
@@ -232,7 +233,6 @@ def _only_one(engine: VLLMEngine) -> None:
                 "in globals. close() the first, or spawn rollout workers on a Ray cluster, one "
                 "process each."
             )
-    _running = weakref.ref(engine)
 
 
 def _response(row: _Row, reason: str, stop_reason: Any = None) -> Response:

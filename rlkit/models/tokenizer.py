@@ -1,7 +1,7 @@
 """Text to ids and back, by the ``tokenizers`` library; a tokenizer travels as its JSON."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 SPECIAL = ("<pad>", "<bos>", "<eos>")
@@ -10,8 +10,17 @@ SPECIAL = ("<pad>", "<bos>", "<eos>")
 class Tokenizer:
     """A ``tokenizer.json`` with the ids that generation needs."""
 
-    def __init__(self, text: str, *, eos_id: int, pad_id: int, bos_id: int | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        *,
+        eos_id: int,
+        pad_id: int,
+        bos_id: int | None = None,
+        chat_template: Any = None,
+    ) -> None:
         self.text, self.eos_id, self.pad_id, self.bos_id = text, eos_id, pad_id, bos_id
+        self.chat_template = chat_template  # not used here, but a saved folder keeps it
         self._tokenizer: Any = None
 
     @property
@@ -52,16 +61,17 @@ class Tokenizer:
 
     def config(self) -> dict[str, Any]:
         """Content of a ``tokenizer_config.json`` that transformers reads."""
-        tokens = {
+        named = {
             "pad_token": self.token(self.pad_id),
             "bos_token": self.token(self.bos_id),
             "eos_token": self.token(self.eos_id),
+            "chat_template": self.chat_template,
         }
         return {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "add_bos_token": self.bos_id is not None,
             "clean_up_tokenization_spaces": False,
-            **{name: token for name, token in tokens.items() if token is not None},
+            **{name: value for name, value in named.items() if value is not None},
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,34 +118,42 @@ class CharTokenizer(Tokenizer):
         if odd:
             raise ValueError(
                 f"tokenizer: got characters {odd}, need only those of {self.characters!r}. "
-                "Make a tokenizer with char_tokenizer(characters)."
+                "Make a tokenizer with char_tokenizer(characters), or for a model of yours pass "
+                "tokenizer=model.tokenizer to the task."
             )
         return super().encode(text, bos=bos)
 
 
-def from_folder(folder: Any, *, config: dict[str, Any]) -> Tokenizer:
+def from_folder(folder: Path, *, names: Mapping[str, Any], config: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer of a Hugging Face folder.
 
-    Ids not named by its tokenizer come from the model's ``config``.
+    ``names``: its ``tokenizer_config.json``. Ids not named there come from the model's ``config``.
     """
-    text = (folder / "tokenizer.json").read_text()
-    path = folder / "tokenizer_config.json"
-    named = json.loads(path.read_text()) if path.exists() else {}
-    plain = Tokenizer(text, eos_id=0, pad_id=0)
+    path, template = folder / "tokenizer.json", folder / "chat_template.jinja"
+    plain = Tokenizer(path.read_text(encoding="utf-8"), eos_id=0, pad_id=0)
+    try:
+        first = plain.inner.encode("", add_special_tokens=True).ids[:1]
+    except Exception as error:  # tokenizers has no narrower one
+        raise ValueError(f"{path}: not a tokenizer ({error}). Copy it again.") from error
 
     def index(kind: str) -> int | None:
-        token = named.get(f"{kind}_token")
+        token = names.get(f"{kind}_token")
         token = token.get("content") if isinstance(token, dict) else token
         found = None if token is None else plain.inner.token_to_id(token)
         value = config.get(f"{kind}_token_id") if found is None else found
         return value[0] if isinstance(value, list) else value
 
     eos, pad, bos = index("eos"), index("pad"), index("bos")
-    if eos is None:
+    if eos is None or not 0 <= eos < config["vocab_size"]:
         raise ValueError(
-            f"{folder}: neither tokenizer_config.json nor config.json names an eos token, need "
-            "one: responses end there."
+            f"{folder}: got {'no eos token' if eos is None else f'eos token {eos}'}, need one of "
+            f"the model's {config['vocab_size']} ids: responses end there. Name it in "
+            "tokenizer_config.json (eos_token) or config.json (eos_token_id)."
         )
-    first = plain.inner.encode("", add_special_tokens=True).ids[:1]
-    bos = bos if first == [bos] or named.get("add_bos_token") else None
-    return Tokenizer(text, eos_id=eos, pad_id=eos if pad is None else pad, bos_id=bos)
+    return Tokenizer(
+        plain.text,
+        eos_id=eos,
+        pad_id=eos if pad is None else pad,
+        bos_id=bos if first == [bos] or names.get("add_bos_token") else None,
+        chat_template=template.read_text() if template.exists() else names.get("chat_template"),
+    )

@@ -2,17 +2,17 @@
 
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from rlkit.algo import decoupled_policy_loss, group_metrics, group_relative
+from rlkit.algo import group_metrics, group_relative, importance_weight
+from rlkit.algo.correction import Weight
 from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer
 from rlkit.checks import whole
 from rlkit.cluster import RolloutFeed
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
-from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
+from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, check_parts, checked, policy_loss
 from rlkit.reshard import Resharder
 from rlkit.schedule import Backlog, Inline, StalenessRule, asynchronous
 from rlkit.tasks import Task, score
@@ -28,6 +28,8 @@ class AREALConfig(LoopConfig):
     """Train steps that generation may be ahead; 0 is synchronous."""
     max_age: int | None = None
     """Versions that a half-written response may be behind before it begins again; None: any."""
+    correction: Weight | None = importance_weight
+    """Importance weight for stale samples, not capped; None: a clipped loss without one."""
 
     def __post_init__(self) -> None:
         LoopConfig.__post_init__(self)
@@ -56,8 +58,8 @@ def areal(
     and training take turns.
     """
     config = checked("areal", AREALConfig, config, wrong, checkpoint)
-    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    loss_fn = partial(decoupled_policy_loss, **clip)
+    check_parts("areal", model, task)
+    loss_fn = policy_loss(config)
     rollout = cluster.spawn(
         RolloutWorker, model, engine=config.engine, max_new_tokens=config.max_new_tokens
     )

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlkit.algo import clipped_policy_loss, group_relative, has_signal, overlong_penalty
+from rlkit.algo import group_relative, has_signal, overlong_penalty
 from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer
 from rlkit.checks import whole
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
-from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
+from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, check_parts, checked, policy_loss
 from rlkit.reshard import Resharder
 from rlkit.tasks import Task, fill_groups, score
 from rlkit.types import RewardFn
@@ -59,7 +59,8 @@ def dapo(
     error's ``run`` is what ``dapo`` would have returned.
     """
     config = checked("dapo", DAPOConfig, config, wrong, checkpoint)
-    loss_fn = partial(clipped_policy_loss, clip_low=config.clip_low, clip_high=config.clip_high)
+    check_parts("dapo", model, task)
+    loss_fn = policy_loss(config)
     hard = config.max_new_tokens
     soft = hard * 3 // 4 if config.overlong_soft is None else config.overlong_soft
     penalty = partial(overlong_penalty, soft=soft, hard=hard)

@@ -1,22 +1,13 @@
 """GRPO: the other responses to a prompt say how good a response is."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from rlkit.algo import (
-    clipped_policy_loss,
-    decoupled_policy_loss,
-    group_metrics,
-    group_relative,
-    kl_k3,
-    mismatch_metrics,
-)
-from rlkit.algo.correction import Weight
+from rlkit.algo import group_metrics, group_relative, kl_k3
 from rlkit.checkpoint import Checkpointer
 from rlkit.metrics import MetricLog
 from rlkit.models import Pretrained
-from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
+from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, check_parts, checked, policy_loss
 from rlkit.reshard import Resharder
 from rlkit.tasks import Task, score
 from rlkit.types import LossFn, RewardFn
@@ -29,10 +20,6 @@ class GRPOConfig(LoopConfig):
 
     kl_coef: float = 1e-3
     """Weight of the KL to the reference in the loss."""
-    correction: Weight | None = None
-    """Importance weight for what engine and trainer disagree on: ``truncated_importance_weight``,
-    ``masked_importance_weight`` or a partial of one; None: the metrics ``mismatch/`` say how much
-    it is, and nothing is done about it."""
 
     def __post_init__(self) -> None:
         LoopConfig.__post_init__(self)
@@ -60,6 +47,7 @@ def grpo(
     error. An error in a step has the run so far as its attribute ``run``.
     """
     config = checked("grpo", GRPOConfig, config, wrong, checkpoint)
+    check_parts("grpo", model, task)
     loss_fn = _loss(config)
     rollout = cluster.spawn(
         RolloutWorker, model, engine=config.engine, max_new_tokens=config.max_new_tokens
@@ -84,16 +72,11 @@ def grpo(
 
 
 def _loss(config: GRPOConfig) -> LossFn:
-    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
-    policy_loss = partial(clipped_policy_loss, **clip)
-    if config.correction is not None:
-        policy_loss = partial(decoupled_policy_loss, **clip, weight=config.correction)
-    kl_coef = config.kl_coef
+    clipped, kl_coef = policy_loss(config), config.kl_coef
 
     def loss_fn(logprobs: Any, batch: Any) -> Any:
-        loss, metrics = policy_loss(logprobs, batch)
+        loss, metrics = clipped(logprobs, batch)
         kl = batch.token_mean(kl_k3(logprobs, batch["ref_logprobs"]))
-        metrics |= mismatch_metrics(batch) | {"policy/kl_ref": kl}
-        return loss + kl_coef * kl, metrics
+        return loss + kl_coef * kl, metrics | {"policy/kl_ref": kl}
 
     return loss_fn

@@ -4,19 +4,24 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TypeVar
 
+from rlkit.algo import clipped_policy_loss, decoupled_policy_loss, mismatch_metrics
+from rlkit.algo.correction import Weight
 from rlkit.algo.losses.ratios import check_clip
 from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer, Restored
-from rlkit.checks import did_you_mean, finite, whole
+from rlkit.checks import did_you_mean, finite, fits, whole
 from rlkit.config import SamplingParams
 from rlkit.engines import TorchEngine
 from rlkit.metrics import MetricLog, StepMetrics
+from rlkit.models.pretrained import Pretrained, need_model
 from rlkit.record import plain
 from rlkit.reshard import Resharder
 from rlkit.rewards import reward_metrics
 from rlkit.tasks import Task, evaluate
+from rlkit.types import LossFn
 
 logger = logging.getLogger("rlkit.recipes")
 
@@ -59,6 +64,10 @@ class LoopConfig:
     is saved all the same."""
     engine: Any = TorchEngine
     """Class of what generates: ``TorchEngine``, or ``VLLMEngine``."""
+    correction: Weight | None = None
+    """Importance weight for what engine and trainer disagree on: ``truncated_importance_weight``,
+    ``masked_importance_weight`` or a partial of one; None: the metrics ``mismatch/`` say how much
+    it is, and nothing is done about it."""
 
     def __post_init__(self) -> None:
         for name, least in COUNTS.items():
@@ -66,6 +75,9 @@ class LoopConfig:
         self._finite("lr")
         check_clip(self.clip_low, self.clip_high)
         SamplingParams(temperature=self.temperature, max_new_tokens=self.max_new_tokens)
+        if self.correction is not None:
+            columns = ("old_logprobs", "rollout_logprobs", "response_mask")
+            fits(self._called("correction"), self.correction, *columns)
         if self.minibatches > self.size:
             raise ValueError(
                 f"{self._called('minibatches')}: got {self.minibatches}, need at most "
@@ -126,7 +138,7 @@ class Loop:
         self.run, self.task, self.config = run, task, config
         self.checkpoint, self.on_step = checkpoint, on_step
         self.prompts = task.stream(size=config.size)
-        self.held_out = task.held_out(config.eval_prompts)
+        self.held_out: Any = task.held_out(config.eval_prompts) if config.eval_every else None
 
     def __enter__(self) -> "Loop":
         return self
@@ -188,6 +200,31 @@ class Loop:
         if changed:
             said = ", ".join(changed)
             logger.warning("%s: its run goes on with other numbers: %s", self.checkpoint, said)
+
+
+def policy_loss(config: LoopConfig) -> LossFn:
+    """The clipped loss of a config, with its importance weight; logs ``mismatch/``, too."""
+    clip = {"clip_low": config.clip_low, "clip_high": config.clip_high}
+    clipped = partial(clipped_policy_loss, **clip)
+    if config.correction is not None:
+        clipped = partial(decoupled_policy_loss, **clip, weight=config.correction)
+
+    def loss_fn(logprobs: Any, batch: Any) -> Any:
+        loss, metrics = clipped(logprobs, batch)
+        return loss, metrics | mismatch_metrics(batch)
+
+    return loss_fn
+
+
+def check_parts(recipe: str, model: Pretrained, task: Task) -> None:
+    """TypeError for a model that is none, ValueError for a task with another one's tokenizer."""
+    need_model(model)
+    prompt, _ = task.item(0)
+    if task.tokenizer.encode(prompt) != model.tokenizer.encode(prompt):
+        raise ValueError(
+            f"{recipe}: got a task whose prompts a {task.tokenizer} encodes, need the model's "
+            f"{model.tokenizer}. Pass tokenizer=model.tokenizer where the task is made."
+        )
 
 
 def checked(

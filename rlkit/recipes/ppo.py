@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from rlkit.algo import (
-    clipped_policy_loss,
     clipped_value_loss,
     gae,
     kl_k1,
@@ -20,7 +19,7 @@ from rlkit.batch import Batch
 from rlkit.checkpoint import Checkpointer
 from rlkit.metrics import MetricLog, StepMetrics
 from rlkit.models import Pretrained
-from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, checked
+from rlkit.recipes.loop import Loop, LoopConfig, OnStep, Run, check_parts, checked, policy_loss
 from rlkit.reshard import Resharder
 from rlkit.tasks import Task, score
 from rlkit.types import RewardFn
@@ -77,7 +76,8 @@ def ppo(
     them as ``skipped_steps``.
     """
     config = checked("ppo", PPOConfig, config, wrong, checkpoint)
-    loss_fn = partial(clipped_policy_loss, clip_low=config.clip_low, clip_high=config.clip_high)
+    check_parts("ppo", model, task)
+    loss_fn = policy_loss(config)
     value_loss = partial(clipped_value_loss, clip=config.value_clip)
     rollout = cluster.spawn(
         RolloutWorker, model, engine=config.engine, max_new_tokens=config.max_new_tokens

@@ -80,8 +80,8 @@ def _columns(prompt: str, answer: str) -> ReadRow:
         asked, right = row[prompt], row[answer]
         if not isinstance(asked, str) or not asked:
             raise ValueError(f"{prompt} is {asked!r}, need a text")
-        number = isinstance(right, int | float) and not isinstance(right, bool)
-        if not isinstance(right, str) and not (number and math.isfinite(right)):
+        number = isinstance(right, int) or (isinstance(right, float) and math.isfinite(right))
+        if isinstance(right, bool) or not (isinstance(right, str) or number):
             raise ValueError(f"{answer} is {right!r}, need a text or a number")
         return asked, str(right)
 
@@ -124,7 +124,9 @@ def read_pairs(path: Folder, read: ReadRow) -> list[tuple[str, str]]:
                 row = json.loads(line)
                 if not isinstance(row, dict):
                     raise ValueError(f"is {type(row).__name__}, need an object")
-                pairs.append(read(row))
+                pair = read(row)
+                "".join(pair).encode()  # half a surrogate pair, "\ud83d", is no text
+                pairs.append(pair)
             except ValueError as error:
                 bad.append(f"line {number}: {error}")
     if bad:

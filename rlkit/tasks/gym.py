@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rlkit.checks import whole
+from rlkit.checks import did_you_mean, whole
 from rlkit.models.tokenizer import Tokenizer
 from rlkit.tasks.listed import from_list, split_tenth
 from rlkit.tasks.task import Task
@@ -48,6 +48,12 @@ def _create(dataset: str, config: Mapping[str, Any]) -> Any:
             "from_reasoning_gym: reasoning_gym can not be imported, need it here and where rewards "
             "run: pip install reasoning-gym."
         ) from error
+    known = reasoning_gym.factory.DATASETS
+    if dataset not in known:
+        raise ValueError(
+            f"from_reasoning_gym: got {dataset!r}, need one of the {len(known)} in "
+            f"reasoning_gym.factory.DATASETS.{did_you_mean(dataset, known)}"
+        )
     return reasoning_gym.create_dataset(dataset, **config)
 
 

@@ -39,8 +39,9 @@ class ListedTask(Task):
         if held_out:
             if index >= len(self.other):
                 raise ValueError(
-                    f"held_out: got prompt number {index + 1} of {len(self.other)}; need at most "
-                    "as many as from_list got as held_out."
+                    f"{self.name}: got more than the {len(self.other)} prompts that are held out, "
+                    f"need at most these. Ask for fewer (eval_prompts= of a recipe's config), or "
+                    "make the task with more of them."
                 )
             return self.other[index]
         epoch, place = divmod(index, len(self.training))

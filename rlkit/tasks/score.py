@@ -11,7 +11,7 @@ import torch
 
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.checks import whole
+from rlkit.checks import fits, whole
 from rlkit.functions import source_of, unwrapped
 from rlkit.rewards import Combined
 from rlkit.rewards.combine import weighted_sum
@@ -41,6 +41,8 @@ def score(reward_fn: Callable[[str, str, str], float], batch: Batch) -> Column:
             f"score: got {reward_fn!r}, whose parts would be lost, need the reward of combine(...) "
             "itself. Bind arguments in its parts: combine({name: (partial(fn, ...), weight)})."
         )
+
+    _check_reward(reward_fn)
 
     def rewards(prompts: list[str], responses: list[str], answers: list[str]) -> torch.Tensor:
         return judge(reward_fn, prompts, responses, answers)
@@ -143,8 +145,9 @@ def evaluate(
     Greedy by default. Each call draws the same samples of a prompt (common random numbers), so two
     calls differ by the policy alone, and there may be any number of them.
     """
-    if k is not None and not 1 <= whole("k", k) <= n:
-        raise ValueError(f"evaluate: got k={k} of n={n} responses, need 1 to n of them.")
+    if k is not None:
+        _check_k(k, n)
+    _check_reward(verify)
     prompts = prompts.fresh()
     with trace.labelled("evaluate"):
         more = {} if max_new_tokens is None else {"max_new_tokens": max_new_tokens}
@@ -165,6 +168,7 @@ def pass_at_k(verdicts: torch.Tensor, k: int) -> float:
     (Chen et al., 2107.03374, 2021). Verdicts that are not finite don't count among the n; prompts
     with fewer than k left are in no mean. NaN without prompts.
     """
+    _check_k(k, verdicts.shape[1])
     chances = []
     for row in verdicts:
         row = row[row.isfinite()]
@@ -172,3 +176,12 @@ def pass_at_k(verdicts: torch.Tensor, k: int) -> float:
         if num >= k:
             chances.append(1 - math.comb(wrong, k) / math.comb(num, k))
     return sum(chances) / len(chances) if chances else math.nan
+
+
+def _check_k(k: int, n: int) -> None:
+    if not 1 <= whole("k", k) <= n:
+        raise ValueError(f"pass@k: got k={k} of n={n} responses, need 1 to n: raise n or lower k.")
+
+
+def _check_reward(fn: Any) -> None:
+    fits("reward function", fn, "prompt", "response", "answer")

@@ -13,7 +13,7 @@ from rlkit.checks import whole
 from rlkit.config import Layout, SamplingParams
 from rlkit.engines.requests import Request
 from rlkit.engines.torch_engine import TorchEngine
-from rlkit.models.pretrained import Pretrained
+from rlkit.models.pretrained import Pretrained, need_model
 from rlkit.reshard.plan_forms import separate
 from rlkit.reshard.plan_layouts import Held
 from rlkit.reshard.plan_moves import ReshardPlan
@@ -39,7 +39,7 @@ class RolloutWorker:
     ) -> None:
         self.context = context or WorkerContext()
         self.context.layout.whole("RolloutWorker")
-        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.spec, self.tokenizer = need_model(model).spec, model.tokenizer
         self.max_new_tokens = whole("max_new_tokens", max_new_tokens)
         self.engine = engine(
             model, device=self.context.device, seed=self.context.seed, max_rows=max_rows

@@ -17,7 +17,7 @@ from rlkit.config import Layout, OptimConfig
 from rlkit.functions import Source, source_of
 from rlkit.metrics import StepMetrics
 from rlkit.models import pretrained
-from rlkit.models.pretrained import Pretrained
+from rlkit.models.pretrained import Pretrained, need_model
 from rlkit.reshard.fingerprints import fingerprint
 from rlkit.reshard.plan_forms import separate
 from rlkit.reshard.plan_layouts import Held
@@ -259,7 +259,7 @@ class CriticWorker(Trainer):
         token_budget: int = TOKEN_BUDGET,
         context: WorkerContext | None = None,
     ) -> None:
-        model = model.as_critic()
+        model = need_model(model).as_critic()
         super().__init__(
             model, lr=lr, optim=optim, backend=backend, token_budget=token_budget, context=context
         )

@@ -75,7 +75,7 @@ def test_a_vocabulary_of_150_thousand_is_never_held_for_all_tokens():
     env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # what is freed is given back at once
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < WHOLE_MIB / 4  # all at once takes six times it
+    assert float(done.stdout) < WHOLE_MIB / 3  # all at once takes six times it
 
 
 @pytest.mark.parametrize("cut", [{}, {"top_k": 3}])

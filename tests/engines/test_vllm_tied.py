@@ -10,6 +10,14 @@ from rlkit.engines import Request
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
+def test_a_start_that_failed_is_not_in_the_way_of_the_next_one():
+    model = make_model(1, tie_embeddings=True, **SHAPE)
+    with pytest.raises(TypeError, match="nonsense") as caught:  # it holds the frame, and the engine
+        rk.VLLMEngine(model, nonsense=1)
+    rk.VLLMEngine(model, max_rows=8).close()
+    assert caught
+
+
 def test_tied_embeddings_are_replaced_at_both_ends():  # G1
     """vllm #5621, #51665."""
     model = make_model(1, tie_embeddings=True, **SHAPE)

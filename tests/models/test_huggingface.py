@@ -14,7 +14,7 @@ from tokenizers.trainers import BpeTrainer
 import rlkit as rk
 from rlkit.engines import Request
 from rlkit.models.attention import PackedAttention, positions
-from rlkit.models.pretrained import spec_to_hf
+from rlkit.models.hf_config import spec_to_hf
 
 TEXTS = ["123+4>", "7 2 5=09>", "", "0"]
 
@@ -197,3 +197,13 @@ def test_a_tokenizer_that_was_loaded_is_the_same_after_save_and_load(bos, tmp_pa
     again = rk.models.load(model.save(tmp_path / "b"))
     assert again.tokenizer.__dict__ | {"_tokenizer": None} == model.tokenizer.__getstate__()
     assert again.tokenizer.encode("then") == model.tokenizer.encode("then")
+
+
+def test_a_saved_folder_keeps_the_chat_template(tmp_path):
+    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    folder = byte_level_folder(tmp_path / "a", bos=False)
+    (folder / "chat_template.jinja").write_text(template)
+    saved = rk.models.load(folder).save(tmp_path / "b")
+    theirs = transformers.AutoTokenizer.from_pretrained(rk.models.load(saved).save(tmp_path / "c"))
+    said = theirs.apply_chat_template([{"role": "user", "content": "then"}], tokenize=False)
+    assert said == "<user>then"

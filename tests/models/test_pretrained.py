@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small_models import FAMILIES, make_model, make_spec
 
 import rlkit as rk
@@ -112,10 +113,66 @@ def test_a_truncated_file_is_named(num_bytes, tmp_path):
         rk.models.load(tmp_path)
 
 
-def test_a_config_that_is_not_json_is_named(tmp_path):
-    (make_model().save(tmp_path) / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(b"{", "not JSON"), (b'{"a": "\xff"}', "not JSON"), (b"[]", "got a list, need a JSON object")],
+)
+def test_a_file_that_is_not_a_json_object_is_named(name, content, says, tmp_path):
+    (make_model().save(tmp_path) / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"/{name}: {says}"):
         rk.models.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"model": {"type": "none"}}'])
+def test_a_file_that_is_no_tokenizer_is_named(content, tmp_path):
+    folder = make_model().save(tmp_path)
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer .*Copy it again"):
+        rk.models.load(tmp_path)
+
+
+def shards(folder):
+    """A saved folder with its weights in two files and the index of them."""
+    whole = folder / "model.safetensors"
+    weights, index = load_file(whole), {}
+    for i, names in enumerate([sorted(weights)[:9], sorted(weights)[9:]]):
+        name = f"model-{i + 1:05}-of-00002.safetensors"
+        save_file({key: weights[key] for key in names}, folder / name)
+        index |= dict.fromkeys(names, name)
+    whole.unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return folder
+
+
+def test_the_files_of_an_index_are_read_and_no_others(tmp_path):
+    folder = shards(make_model().save(tmp_path))
+    save_file({"other": torch.ones(2)}, folder / "consolidated.safetensors")
+    assert rk.models.load(folder).weights.keys() == make_model().weights.keys()
+
+
+def test_a_file_that_the_index_names_and_is_not_there_is_named(tmp_path):
+    folder = shards(make_model().save(tmp_path))
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"got no model-00002-of-.*, need all 2 files"):
+        rk.models.load(folder)
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(ValueError, match=r"weights: missing \['model\..* not of this model"):
+        rk.models.load(folder)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_head_beside_tied_embeddings_must_be_equal(equal, tmp_path):
+    model = make_model(tie_embeddings=True)
+    path = model.save(tmp_path) / "model.safetensors"
+    head = model.weights["model.embed_tokens.weight"] + (0 if equal else 1)
+    save_file(model.weights | {"lm_head.weight": head}, path)
+    if equal:
+        assert rk.models.load(tmp_path).weights.keys() == model.weights.keys()
+    else:
+        with pytest.raises(ValueError, match=r"got an lm_head\.weight other than .* need equal"):
+            rk.models.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +187,7 @@ def test_a_config_that_is_not_json_is_named(tmp_path):
         ({"mlp_bias": True}, "need silu without biases"),
         ({"attention_bias": True}, "attention_bias: got true, need false"),
         ({"use_sliding_window": True}, "sliding"),
+        ({"quantization_config": {"bits": 4}}, "need weights that are not quantised"),
         ({"hidden_size": None}, "hidden_size"),
         ({"head_dim": 5}, "need an even number"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "experts: got no norm_topk_prob"),
@@ -149,9 +207,9 @@ def test_a_config_the_decoder_does_not_compute_is_an_error(changes, message, tmp
 
 
 def test_a_config_of_another_depth_is_an_error(tmp_path):
-    model = rk.models.load(change_config(make_model().save(tmp_path), num_hidden_layers=3))
+    folder = change_config(make_model().save(tmp_path), num_hidden_layers=3)
     with pytest.raises(ValueError, match=r"missing \['model\.layers\.2\..* \(9\), not of this"):
-        model.build()
+        rk.models.load(folder)
 
 
 def test_a_checkpoint_without_output_embedding_must_say_it_is_tied(tmp_path):
@@ -199,11 +257,12 @@ def test_experts_are_saved_and_loaded_but_the_decoder_computes_none(tmp_path):
         loaded.build()
 
 
-def test_a_folder_without_eos_is_an_error(tmp_path):
+@pytest.mark.parametrize(("eos", "got"), [(None, "no eos token"), (99, "eos token 99")])
+def test_a_folder_without_eos_is_an_error(eos, got, tmp_path):
     folder = make_model().save(tmp_path)
     (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(ValueError, match="names an eos token, need one"):
-        rk.models.load(change_config(folder, eos_token_id=None))
+    with pytest.raises(ValueError, match=f"got {got}, need one of the model's 23 ids"):
+        rk.models.load(change_config(folder, eos_token_id=eos))
 
 
 def test_the_first_of_several_eos_ids_counts(tmp_path):

@@ -68,6 +68,7 @@ def test_a_stream_of_a_file_goes_on_where_it_stopped(sums):
         ({"prompt": "1+1=", "answer": None}, "line 3: answer is None, need a text or a number"),
         ({"prompt": "1+1=", "answer": True}, "line 3: answer is True, need a text or a number"),
         ('{"prompt": "1+1=", "answer": NaN}', "line 3: answer is nan, need a text or a number"),
+        ('{"prompt": "\\ud83d", "answer": "2"}', "line 3: 'utf-8' codec can't encode"),
     ],
 )
 def test_bad_rows_are_named_by_line(tmp_path, row, said):
@@ -83,6 +84,14 @@ def test_text_that_is_no_utf8_is_named_by_line(tmp_path):
     path.write_bytes(b'{"prompt": "a", "answer": "b"}\n{"prompt": "na\xefve", "answer": "b"}\n')
     with pytest.raises(ValueError, match=r"line 2: .*utf-8"):
         rk.tasks.from_jsonl(path, verify=exact_match)
+
+
+def test_a_byte_order_mark_and_line_ends_of_windows_are_passed_over(tmp_path):
+    path = tmp_path / "marked.jsonl"
+    row = b'{"prompt": "na\xc3\xafve", "answer": %d}\r\n'
+    path.write_bytes(b"\xef\xbb\xbf" + row % 1 + b"\r\n" + row % 10**400)
+    task = rk.tasks.from_jsonl(path, verify=exact_match)
+    assert sorted(task.training + task.other) == [("naïve", "1"), ("naïve", f"1{'0' * 400}")]
 
 
 def test_of_many_bad_rows_the_first_are_named_and_the_rest_counted(tmp_path):
@@ -138,5 +147,3 @@ def test_evaluate_reports_pass_at_k():
     once = rk.evaluate(worker, prompts, task.verify, k=1, **how)
     assert once["eval/pass_at_k"] == pytest.approx(once["eval/accuracy"])
     assert found["eval/accuracy"] == once["eval/accuracy"] < found["eval/pass_at_k"] <= 1
-    with pytest.raises(ValueError, match="got k=5 of n=4 responses"):
-        rk.evaluate(worker, prompts, task.verify, k=5, **how)

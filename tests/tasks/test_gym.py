@@ -57,6 +57,11 @@ def test_the_same_seed_gives_the_same_task(sums):
     assert task(1).identity() == task(1).identity() != task(2).identity()
 
 
+def test_an_unknown_dataset_is_answered_with_the_close_one():
+    with pytest.raises(ValueError, match=r"got 'chain_sums', need one of .* mean 'chain_sum'"):
+        rk.tasks.from_reasoning_gym("chain_sums")
+
+
 def test_without_the_package_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(ImportError, match="pip install reasoning-gym"):
