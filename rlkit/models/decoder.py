@@ -177,9 +177,8 @@ class Decoder(nn.Module):
         hidden [M, hidden] where each token of targets [M] is predicted; temperature [M].
         """
         return per_token_from_hidden(
-            hidden, self.logits, targets, vocab_size=self.spec.vocab_size, temperature=temperature,
-            entropy=entropy,
-        )  # fmt: skip
+            hidden, self.lm_head.weight, targets, temperature=temperature, entropy=entropy
+        )
 
     def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [N, 1, D] of the rotary embedding (Su et al., 2021), computed in fp32."""
