@@ -113,16 +113,17 @@ class _PerToken(torch.autograd.Function):
         ctx: Any, hidden: Tensor, head: Tensor, tokens: Tensor, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        size, every = rows_at_once(len(head)), hidden
+        size, room = rows_at_once(len(head)), _room(hidden, head)
         logprobs: list[Tensor] = []
         entropies: list[Tensor] = []
         for start in range(0, max(1, len(hidden)), size):
-            every = _all_logprobs(hidden[start : start + size], head)  # [n, V]
-            logprobs.append(every.gather(1, tokens[start : start + size, None])[:, 0])
+            rows = slice(start, start + size)
+            every = _all_logprobs(hidden[rows], head, *room)  # [n, V]
+            logprobs.append(every.gather(1, tokens[rows, None])[:, 0])
             entropies.append(_entropy(every) if entropy else every.new_empty(0))
-        # The last piece is at hand when its gradient, the first of all, is wanted.
+        # The last piece is still there when its gradient, the first of all, is wanted.
         found = torch.cat(logprobs), torch.cat(entropies)
-        ctx.save_for_backward(hidden, head, tokens, found[1], every)
+        ctx.save_for_backward(hidden, head, tokens, found[1], room[1])
         return found
 
     @staticmethod
@@ -130,32 +131,39 @@ class _PerToken(torch.autograd.Function):
     def backward(
         ctx: Any, slope: Tensor | None, entropy_slope: Tensor | None
     ) -> tuple[Tensor, Tensor | None, None, None]:
-        hidden, head, tokens, entropies, every = ctx.saved_tensors
-        slope = torch.zeros_like(tokens, dtype=every.dtype) if slope is None else slope
+        hidden, head, tokens, entropies, room = ctx.saved_tensors
+        slope = room.new_zeros(len(tokens)) if slope is None else slope
         of_hidden = torch.empty_like(hidden)
         of_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
-        size = rows_at_once(len(head))
+        size, logits = rows_at_once(len(head)), None
         for start in reversed(range(0, max(1, len(hidden)), size)):
             rows = slice(start, start + size)
-            if every is None:
-                every = _all_logprobs(hidden[rows], head)
+            every = room[: len(hidden[rows])]
+            if start + size < len(hidden):
+                logits = _room(hidden, head)[0] if logits is None else logits
+                _all_logprobs(hidden[rows], head, logits, room)
             up = slope[rows, None]  # [n, 1]
             if entropy_slope is not None and len(entropies):
                 up = (every + entropies[rows, None]).mul_(entropy_slope[rows, None]).add_(up)
-            by_logits = (
-                every.exp_().mul_(up).scatter_add_(1, tokens[rows, None], -slope[rows, None])
-            )
-            by_logits = by_logits.to(head.dtype)  # [n, V], less than 0 times the gradient
-            of_hidden[rows] = -(by_logits @ head)
+            less = every.exp_().mul_(up).scatter_add_(1, tokens[rows, None], -slope[rows, None])
+            less = less.to(head.dtype)  # [n, V], 0 less the gradient by the logits
+            of_hidden[rows] = -(less @ head)
             if of_head is not None:
-                of_head.addmm_(by_logits.t(), hidden[rows], alpha=-1)
-            every = None
+                of_head.addmm_(less.t(), hidden[rows], alpha=-1)
         return of_hidden, of_head, None, None
 
 
-def _all_logprobs(hidden: Tensor, head: Tensor) -> Tensor:
-    """Logprobs [n, V] of all tokens, at least float32."""
-    return _over_temperature(hidden @ head.t(), 1).log_softmax(-1)
+def _room(hidden: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    """Where a piece's logits go, and logprobs, in at least float32: pages to touch but once."""
+    logits = head.new_empty(min(len(hidden), rows_at_once(len(head))), len(head))
+    return logits, torch.empty_like(logits, dtype=torch.promote_types(head.dtype, torch.float32))
+
+
+def _all_logprobs(hidden: Tensor, head: Tensor, logits: Tensor, out: Tensor) -> Tensor:
+    """Logprobs [n, V] of all tokens after hidden states [n, H], in the first rows of ``out``."""
+    logits, out = logits[: len(hidden)], out[: len(hidden)]
+    torch.mm(hidden, head.t(), out=logits)
+    return torch.log_softmax(logits, -1, dtype=out.dtype, out=out)
 
 
 def in_pieces(

@@ -64,6 +64,24 @@ def test_all_at_once_is_logits_then_logprobs():
     assert torch.equal(found[1], entropy_from_logits(logits, temperature=0.5))
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_either_result_alone_has_the_gradient_that_logits_have(used, monkeypatch):
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 21)
+    hidden, weight = (torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (8, 7))
+    tokens, factors = torch.randint(7, (8,)), torch.randn(8, dtype=torch.float64)
+    found = per_token_from_hidden(hidden, weight, tokens, temperature=0.7, entropy=True)
+    logits = hidden @ weight.T
+    expected = (
+        logprobs_from_logits(logits, tokens, temperature=0.7),
+        entropy_from_logits(logits, temperature=0.7),
+    )
+    gradients = [
+        torch.autograd.grad((factors * values[used]).sum(), (hidden, weight))
+        for values in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no count of the peak")
 def test_a_vocabulary_of_150_thousand_is_never_held_for_all_tokens():
     command = [sys.executable, "-c", CHILD]
