@@ -5,16 +5,17 @@ shift; everywhere else row t of the logits already *predicts* ``tokens[t]``.
 """
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
-LOGITS_AT_ONCE = 1 << 22
-"""Logits that are made at a time, 16 MiB in float32: 27 rows of a vocabulary of 152 thousand. With
-entropy and gradient six times that are held."""
+LOGITS_AT_ONCE = 8_000_000
+"""Logits that are made at a time, 31 MiB in float32: 52 rows of a vocabulary of 152 thousand. With
+entropy and gradient four times that are held."""
 
 
 def rows_at_once(vocab_size: int) -> int:
@@ -63,8 +64,8 @@ def logprobs_from_logits(
             f"tokens: got shape {tuple(tokens.shape)}, need {tuple(logits.shape[:-1])}, one a row "
             "of logits. Pick the rows that predict them with next_token_rows."
         )
-    scaled = _over_temperature(logits, temperature)  # [*N, V]
-    return scaled.gather(-1, tokens[..., None])[..., 0] - scaled.logsumexp(-1)
+    every = _over_temperature(logits, temperature).log_softmax(-1)  # [*N, V]
+    return every.gather(-1, tokens[..., None])[..., 0]
 
 
 def entropy_from_logits(
@@ -75,35 +76,94 @@ def entropy_from_logits(
     logits [N, V] or [B, T, V] -> [N] or [B, T], at least float32; temperature as in
     ``logprobs_from_logits``. Tokens ruled out by a logit of −inf add nothing, to value or gradient.
     """
-    logprobs = _over_temperature(logits, temperature).log_softmax(-1)  # [*N, V]
-    lowest = torch.finfo(logprobs.dtype).min  # not -inf: 0 * -inf is NaN
-    return -(logprobs.exp() * logprobs.clamp(min=lowest)).sum(-1)
+    return _entropy(_over_temperature(logits, temperature).log_softmax(-1))
+
+
+def _entropy(every: Tensor) -> Tensor:
+    """Entropies [*N] from the logprobs [*N, V] of all tokens."""
+    lowest = torch.finfo(every.dtype).min  # not -inf: 0 * -inf is NaN
+    return -(every.exp() * every.clamp(min=lowest)).sum(-1)
 
 
 def per_token_from_hidden(
     hidden: Float[Tensor, "N H"],
-    head: Callable[[Tensor], Tensor],
+    head: Float[Tensor, "V H"],
     tokens: Int[Tensor, " N"],
     *,
-    vocab_size: int,
     temperature: int | float | Tensor = 1.0,
     entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs [N], and entropies [N] if asked for, else none, from hidden states.
+    """Logprobs [N], and entropies [N] if asked for, else none, of the logits hidden @ headᵀ.
 
-    ``head`` makes logits [n, V] of hidden states [n, H]. [N, V] is never held: the logits of some
-    rows at a time are made, and made again for the gradient (Chen et al., 2016, of activations).
+    [N, V] is never held: the logits of some rows at a time are made, and made again for the
+    gradient (Chen et al., 2016, of activations), which can be taken once.
     """
-    temperature = torch.as_tensor(temperature, device=hidden.device).expand(len(hidden))  # [N]
+    scaled = _over_temperature(hidden, temperature).to(head.dtype)  # [N, H]: as good as the logits
+    return cast(tuple[Tensor, Tensor], _PerToken.apply(scaled, head, tokens, entropy))
 
-    def piece(hidden: Tensor, tokens: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        logits = head(hidden)  # [n, V]
-        logprobs = logprobs_from_logits(logits, tokens, temperature=temperature)
-        if not entropy:
-            return logprobs, logprobs.new_zeros(0)
-        return logprobs, entropy_from_logits(logits, temperature=temperature)
 
-    return in_pieces(piece, hidden, tokens, temperature, num_rows=rows_at_once(vocab_size))
+class _PerToken(torch.autograd.Function):
+    """``per_token_from_hidden`` at temperature 1, with its gradient.
+
+    By the logits that of a logprob is onehot − p, and that of an entropy H is −p (log p + H).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, tokens: Tensor, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        size, room = rows_at_once(len(head)), _room(hidden, head)
+        logprobs: list[Tensor] = []
+        entropies: list[Tensor] = []
+        for start in range(0, max(1, len(hidden)), size):
+            rows = slice(start, start + size)
+            every = _all_logprobs(hidden[rows], head, *room)  # [n, V]
+            logprobs.append(every.gather(1, tokens[rows, None])[:, 0])
+            entropies.append(_entropy(every) if entropy else every.new_empty(0))
+        # The last piece is still there when its gradient, the first of all, is wanted.
+        found = torch.cat(logprobs), torch.cat(entropies)
+        ctx.save_for_backward(hidden, head, tokens, found[1], room[1])
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, slope: Tensor | None, entropy_slope: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, None, None]:
+        hidden, head, tokens, entropies, room = ctx.saved_tensors
+        slope = room.new_zeros(len(tokens)) if slope is None else slope
+        of_hidden = torch.empty_like(hidden)
+        of_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
+        size, logits = rows_at_once(len(head)), None
+        for start in reversed(range(0, max(1, len(hidden)), size)):
+            rows = slice(start, start + size)
+            every = room[: len(hidden[rows])]
+            if start + size < len(hidden):
+                logits = _room(hidden, head)[0] if logits is None else logits
+                _all_logprobs(hidden[rows], head, logits, room)
+            up = slope[rows, None]  # [n, 1]
+            if entropy_slope is not None and len(entropies):
+                up = (every + entropies[rows, None]).mul_(entropy_slope[rows, None]).add_(up)
+            less = every.exp_().mul_(up).scatter_add_(1, tokens[rows, None], -slope[rows, None])
+            less = less.to(head.dtype)  # [n, V], 0 less the gradient by the logits
+            of_hidden[rows] = -(less @ head)
+            if of_head is not None:
+                of_head.addmm_(less.t(), hidden[rows], alpha=-1)
+        return of_hidden, of_head, None, None
+
+
+def _room(hidden: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+    """Where a piece's logits go, and logprobs, in at least float32: pages to touch but once."""
+    logits = head.new_empty(min(len(hidden), rows_at_once(len(head))), len(head))
+    return logits, torch.empty_like(logits, dtype=torch.promote_types(head.dtype, torch.float32))
+
+
+def _all_logprobs(hidden: Tensor, head: Tensor, logits: Tensor, out: Tensor) -> Tensor:
+    """Logprobs [n, V] of all tokens after hidden states [n, H], in the first rows of ``out``."""
+    logits, out = logits[: len(hidden)], out[: len(hidden)]
+    torch.mm(hidden, head.t(), out=logits)
+    return torch.log_softmax(logits, -1, dtype=out.dtype, out=out)
 
 
 def in_pieces(

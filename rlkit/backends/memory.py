@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from rlkit.algo.logprobs import rows_at_once
 from rlkit.config import ModelSpec
 
 FP32 = 4
@@ -46,18 +47,18 @@ def activations(
     even, padded = num == len(lengths) * longest, len(lengths) * longest
     hidden, query = spec.hidden_size, spec.num_heads * spec.head_dim
     both = query + 2 * spec.num_kv_heads * spec.head_dim  # q, k and v of a token
-    # The stream before each half and its norm, each with what the product with a weight reads; the
-    # MLP's gate, silu, up and their product.
-    block = num * (6 * hidden + 4 * spec.intermediate_size)
+    # The stream before each half, and its norm; the MLP's gate, silu, up and their product.
+    block = num * (4 * hidden + 4 * spec.intermediate_size)
     block += padded * (both + query + spec.num_heads)  # what attention reads, writes, normalises
     if not even:
         block += num * (both + query)  # before it is padded, and after
     if spec.qk_norm:
-        block += num * (both - spec.num_kv_heads * spec.head_dim) * 2
+        block += num * (both - spec.num_kv_heads * spec.head_dim)
     blocks = spec.num_layers * block
     if recompute:
         blocks = spec.num_layers * num * hidden + block
-    ends = num * 2 * hidden + num_predicted * (hidden + spec.vocab_size)
+    logits = min(num_predicted, rows_at_once(spec.vocab_size)) * spec.vocab_size
+    ends = (num + num_predicted) * hidden + logits
     return FP32 * (blocks + ends)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from rlkit.backends.losses import Guarded, evaluate, wants_entropy
 from rlkit.backends.packing import Packed, filled, pack
@@ -65,6 +66,7 @@ class TorchBackend:
             betas=self.optim.betas,
             eps=self.optim.eps,
             weight_decay=self.optim.weight_decay,
+            fused=self.device.type == "cpu" or None,  # one pass over them in place of ten
         )
 
     def _spread(self, context: Any) -> Any:
@@ -161,8 +163,10 @@ class TorchBackend:
             for p in parameters:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             self._ranks.add_up(parameters)
-            total = torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm)
+            limit, total = self.optim.max_grad_norm, get_total_norm([p.grad for p in parameters])
             norm = float(self._ranks.whole(total))
+            if norm > limit:
+                clip_grads_with_norm_(parameters, limit, total)
             rate = self.lr * self.optim.lr_schedule(self.num_steps)
             finite = norm == norm and norm != float("inf")
             if finite:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rlkit.models.decoder import Attend, Block, Decoder
+from rlkit.models.decoder import Attend, Block, Decoder, rotate
 from rlkit.models.pretrained import load_weights
 
 
@@ -55,8 +55,7 @@ class FusedBlock:
         if self.head_norms:
             q_norm, k_norm = self.head_norms
             qk = torch.cat((q_norm(qk[:, :heads]), k_norm(qk[:, heads:])), 1)
-        cos, sin = rope
-        qk = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin)  # halves change places
+        qk = rotate(qk, *rope)
         out = attend(layer, qk[:, :heads], qk[:, heads:], qkv[:, both:])  # [N, H, D]
         x.addmm_(out.flatten(1), self.out)
         gate_up = self.norms[1](x) @ self.gate_up
@@ -86,10 +85,7 @@ class FusedDecoder:
         """Make the table of rotary embeddings for positions below ``max_len``, if it is shorter."""
         if len(self.rope) < max_len:
             at = torch.arange(max_len, device=self.head.device)
-            cos, sin = self.inner.rope(at, self.head.dtype)  # [max_len, 1, D]
-            half = sin.shape[-1] // 2
-            sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-            self.rope = torch.stack((cos, sin), 1)
+            self.rope = torch.stack(self.inner.rope(at, self.head.dtype), 1)
 
     def __call__(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """ids, positions [N] int64, below what is reserved -> final hidden states [N, hidden]."""

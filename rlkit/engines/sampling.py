@@ -5,6 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _BLOCK = 256  # tokens whose probabilities are added up before any is looked at
@@ -68,44 +69,39 @@ def sample(
     scaled = logits.float()
     if not bool((greedy | (temperature == 1)).all()):
         scaled = scaled / torch.where(greedy, 1.0, temperature)[:, None]
-    if bool(greedy.any()):
-        best, likeliest = scaled.max(-1, keepdim=True)
+    weights = _in_blocks(scaled.softmax(-1))  # [B, blocks, block]
+    mass = weights.sum(-1).double()  # [B, blocks]
+    if bool(greedy.all()):
+        tokens = scaled.argmax(-1, keepdim=True)
     else:
-        best, likeliest = scaled.amax(-1, keepdim=True), None  # a seventh of the time
-    weights = _weights(scaled, best)  # [B, blocks, block]
-    total = weights.sum(-1).double().sum(-1, keepdim=True)  # [B, 1]
-    if likeliest is not None and bool(greedy.all()):
-        tokens = likeliest
-    else:
-        if cut is not None:
-            weights = cut_off(weights.flatten(1), cut).view_as(weights)
-        tokens = _pick(weights, uniform)
-        if likeliest is not None:
-            tokens = torch.where(greedy[:, None], likeliest, tokens)
-    logprobs = scaled.gather(1, tokens) - best - total.log().float()
+        if cut is None:
+            tokens = _pick(weights, mass, uniform)
+        else:
+            left = cut_off(weights.flatten(1), cut).view_as(weights)
+            tokens = _pick(left, left.sum(-1), uniform)
+        if bool(greedy.any()):
+            tokens = torch.where(greedy[:, None], scaled.argmax(-1, keepdim=True), tokens)
+    chosen = weights.flatten(1).gather(1, tokens).clamp_(min=torch.finfo(weights.dtype).tiny)
+    logprobs = chosen.log() - mass.sum(-1, keepdim=True).log().float()  # of fp32's sum, almost 1
     return tokens[:, 0], logprobs[:, 0]
 
 
-def _weights(scaled: Tensor, best: Tensor) -> Tensor:
-    """Probabilities of [B, V] over the highest one, cut into blocks [B, blocks, block]; 0 after
-    the end.
-    """
-    num, size = scaled.shape
+def _in_blocks(weights: Tensor) -> Tensor:
+    """[B, V] as blocks [B, blocks, block]; 0 after the end."""
+    size = weights.shape[1]
     block = min(size, _BLOCK)
-    out = scaled.new_empty((num, -(-size // block) * block))
-    out[:, size:] = 0
-    torch.sub(scaled, best, out=out[:, :size])
-    out[:, :size].exp_()
-    return out.view(num, -1, block)
+    if size % block:
+        weights = F.pad(weights, (0, -size % block))
+    return weights.view(len(weights), -1, block)
 
 
-def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
+def _pick(weights: Tensor, mass: Tensor, uniform: Tensor) -> Tensor:
     """Index [B, 1] into the flat weights [B, blocks, block] where the sum passes ``uniform`` of
-    the whole: first the block, then the token in it.
+    the whole: first the block, by the sums ``mass`` [B, blocks], then the token in it.
     """
     inside, first = uniform[:, None], 0
     if weights.shape[1] > 1:
-        block, inside = _passing(weights.sum(-1), inside)
+        block, inside = _passing(mass, inside)
         first = block * weights.shape[2]
         weights = weights.gather(1, block[:, :, None].expand(-1, -1, weights.shape[2]))
     return first + _passing(weights[:, 0], inside)[0]

@@ -24,7 +24,7 @@ head = torch.nn.Linear(16, 150_000, bias=False)
 hidden, tokens = torch.randn(1536, 16, requires_grad=True), torch.randint(150_000, (1536,))
 device.reset_peak("cpu")
 before = device.allocated_bytes("cpu")
-found = per_token_from_hidden(hidden, head, tokens, vocab_size=150_000, entropy=True)
+found = per_token_from_hidden(hidden, head.weight, tokens, entropy=True)
 sum(x.sum() for x in found).backward()
 print((device.peak_bytes("cpu") - before) / 2**20)
 """
@@ -39,10 +39,7 @@ def values_and_gradients(size, monkeypatch, *, entropy):
     )
     tokens = torch.randint(7, (10,), generator=generator)
     temperature = torch.tensor([1.0, 0.5] * 5, dtype=torch.float64)
-    found = per_token_from_hidden(
-        hidden, lambda x: x @ weight.T, tokens, vocab_size=7, temperature=temperature,
-        entropy=entropy,
-    )  # fmt: skip
+    found = per_token_from_hidden(hidden, weight, tokens, temperature=temperature, entropy=entropy)
     factors = torch.randn(10, generator=generator, dtype=torch.float64)
     sum((factors[: len(x)] * x).sum() for x in found).backward()
     return [x.detach() for x in found] + [hidden.grad, weight.grad]
@@ -61,12 +58,28 @@ def test_values_and_gradients_are_those_of_all_at_once(size, entropy, monkeypatc
 def test_all_at_once_is_logits_then_logprobs():
     hidden, weight = torch.randn(5, 4), torch.randn(7, 4)
     tokens = torch.randint(7, (5,))
-    found = per_token_from_hidden(
-        hidden, lambda x: x @ weight.T, tokens, vocab_size=7, temperature=0.5, entropy=True
-    )
+    found = per_token_from_hidden(hidden, weight, tokens, temperature=0.5, entropy=True)
     logits = hidden @ weight.T
     assert torch.equal(found[0], logprobs_from_logits(logits, tokens, temperature=0.5))
     assert torch.equal(found[1], entropy_from_logits(logits, temperature=0.5))
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_either_result_alone_has_the_gradient_that_logits_have(used, monkeypatch):
+    monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", 21)
+    hidden, weight = (torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (8, 7))
+    tokens, factors = torch.randint(7, (8,)), torch.randn(8, dtype=torch.float64)
+    found = per_token_from_hidden(hidden, weight, tokens, temperature=0.7, entropy=True)
+    logits = hidden @ weight.T
+    expected = (
+        logprobs_from_logits(logits, tokens, temperature=0.7),
+        entropy_from_logits(logits, temperature=0.7),
+    )
+    gradients = [
+        torch.autograd.grad((factors * values[used]).sum(), (hidden, weight))
+        for values in (found, expected)
+    ]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no count of the peak")

@@ -3,9 +3,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import FAMILIES, make_model, make_spec
+from torch.nn import functional as F
 
 from rlkit.models import Decoder, tiny
 from rlkit.models.attention import PackedAttention, positions
+from rlkit.models.decoder import RMSNorm
 
 
 def packed_logits(model, sequences: list[list[int]]) -> list[torch.Tensor]:
@@ -95,3 +97,17 @@ def test_fresh_norms_are_one_and_biases_zero():
 
 def test_a_vocabulary_of_two_works():
     assert packed_logits(make_model(vocab_size=2), [[0, 1, 1]])[0].shape == (3, 2)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (5, 3, 8)])
+def test_a_norm_and_its_gradients_are_those_of_torch(shape):
+    norm, x = RMSNorm(8, 1e-6), torch.randn(shape, requires_grad=True)
+    torch.nn.init.normal_(norm.weight)
+    factors = torch.randn(shape)
+    found, expected = norm(x), F.rms_norm(x, (8,), norm.weight, 1e-6)
+    gradients = [
+        torch.autograd.grad((factors * values).sum(), (x, norm.weight))
+        for values in (found, expected)
+    ]
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-5)
