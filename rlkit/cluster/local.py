@@ -9,7 +9,6 @@ from typing import Any
 
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.checks import instance
 from rlkit.cluster.calls import current_class, default_name, first_batch, incoming, merge
 from rlkit.cluster.group import WorkerGroup
 from rlkit.config import Layout
@@ -45,11 +44,9 @@ class LocalCluster:
         """One worker of ``cls(*args, **kwargs)`` in this process; several need a Ray cluster."""
         if not self.open:
             raise RuntimeError("cluster: it was shut down; launch a new one.")
-        if layout is not None:
-            n = instance("layout", layout, Layout, such_as="rk.Layout(dp=1)").num_devices
-        if n not in (None, 1):
+        if n not in (None, 1) or (layout is not None and layout.num_devices != 1):
             raise ValueError(
-                f"spawn: got {n} workers, need 1: backend='local' has one process. "
+                f"spawn: got {n} workers, need n=1: backend='local' has one process. "
                 "Use rk.launch() for a Ray cluster."
             )
         name = name or default_name(cls, list(self.groups))

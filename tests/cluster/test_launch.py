@@ -30,14 +30,6 @@ def test_a_local_cluster_has_one_worker_a_group():
         rk.launch(backend="local").spawn(rk.RolloutWorker, rk.models.tiny(), n=2)
 
 
-def test_a_layout_for_several_workers_needs_several_processes():
-    cluster = rk.launch(backend="local")
-    with pytest.raises(ValueError, match="got 2 workers, need 1: backend='local' has one process"):
-        cluster.spawn(rk.ActorWorker, rk.models.tiny(), layout=rk.Layout(tp=2))
-    with pytest.raises(TypeError, match=r"layout: got 'tp2', need rk.Layout\("):
-        cluster.spawn(rk.ActorWorker, rk.models.tiny(), layout="tp2")
-
-
 def test_a_closed_local_cluster_says_so():
     cluster = rk.launch(backend="local")
     group = cluster.spawn(rk.RolloutWorker, rk.models.tiny())
