@@ -171,18 +171,35 @@ assert [rank.version for rank in ranks] == [1] * 4
 # %% [markdown]
 # ## In a loop it is one line
 #
-# `rk.Resharder` asks both groups how they hold the model and makes the plan. After `allgather_swap` the actor's weights and
-# optimizer state are in host memory until the next call of the actor, which brings them back.
+# On a cluster a layout cuts a model over worker processes: here an actor in two tensor-parallel halves, each on the device
+# of an engine. `layout=rk.Layout(pp=2)` makes pipeline stages of it; without `backend=` torch cuts it, by tp and dp alone.
+# `rk.Resharder` asks both groups how they hold the model and makes the plan.
 
 # %%
-cluster = rk.launch(backend="local", seed=0)
-actor = cluster.spawn(rk.ActorWorker, model, lr=1e-3)
-rollout = cluster.spawn(rk.RolloutWorker, model)
+cluster = rk.launch(devices="cpu", seed=0)
+rollout = cluster.spawn(rk.RolloutWorker, model, n=2, max_new_tokens=8)
+halves = {"layout": rk.Layout(tp=2), "backend": rk.MegatronBackend, "colocate_with": rollout}
+actor = cluster.spawn(rk.ActorWorker, model, lr=1e-3, **halves)
 resharder = rk.Resharder(source=actor, target=rollout, strategy=allgather_swap)
-phases = {"train": actor.memory(), "generate": (resharder.reshard(), actor.memory())[1]}
-actor.weights()
-phases["train again"] = actor.memory()
-assert phases["train"] == phases["train again"]
+resharder.plan().memory().query("device == 0")
+
+# %% [markdown]
+# A step of the loop. Each token's logprob must be the same in the engines, which hold all of it, and in the actor's halves.
+# After `allgather_swap` the actor's weights and optimizer state are in host memory until its next call, which brings them
+# back.
+
+# %%
+prompts = next(rk.tasks.reverse_digits(length=4).batches(size=4, steps=1))
+for _ in range(2):
+    batch = rollout.generate(prompts, n=4, temperature=1.0)
+    now = actor.compute_logprobs(batch).load(batch.uids).padded()
+    assert (now - batch["rollout_logprobs"]).abs().max() < 1e-4
+    batch["advantages"] = batch.expand(torch.randn(len(batch)))
+    actor.update(batch, loss_fn=lambda logprobs, b: (b.token_mean(-logprobs * b["advantages"]), {}))
+    phases = {"train": actor.memory()[0]}
+    resharder.reshard()
+    phases["generate"] = actor.memory()[0]
+assert phases["generate"]["weights"] == 0
 pd.DataFrame(phases).T.fillna(0).astype(int)
 
 # %% [markdown]

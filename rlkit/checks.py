@@ -6,7 +6,9 @@ import math
 import operator
 from collections.abc import Iterable
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class PeerError(RuntimeError):
@@ -31,6 +33,13 @@ def whole(name: str, value: Any, *, least: int = 1, what: str = "") -> int:
     if number < least:
         raise ValueError(f"{name}: got {number}, {need}")
     return number
+
+
+def instance(name: str, value: Any, kind: type[T], *, such_as: str) -> T:
+    """``value``; TypeError if it is no ``kind``."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}: got {value!r:.80}, need {such_as}.")
+    return value
 
 
 def fits(name: str, fn: Any, *args: Any, **options: Any) -> None:

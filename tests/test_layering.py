@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "dock": BASE | DOCK,
     "dock.traffic": {"config", "types"},
     "cluster": COMPUTE | DOCK | {"workers"},
-    **dict.fromkeys(PLAN, {"config", "types"} | PLAN),
+    **dict.fromkeys(PLAN, {"checks", "config", "types"} | PLAN),
     **dict.fromkeys(["reshard", *CARRY], BASE | RESHARD),
     "schedule": {"checks", "types"},
     "checkpoint": WHOLE,

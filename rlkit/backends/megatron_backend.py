@@ -94,13 +94,13 @@ class MegatronBackend:
     @on_device
     def _build(self, context: Any) -> None:
         """Groups, model and optimizer, weights not set."""
+        # First: its tables say what is wrong with a layout that doesn't divide the model.
+        self._weights = Weights(self.spec, self.layout, getattr(context, "rank", 0))
         self.stage = Stage(
             self.spec, self.layout, self.options, device=self.device, context=context
         )
         self.optimizer = make_optimizer(self.stage.model, self.optim, self.options)
-        module, rank = self.stage.module, getattr(context, "rank", 0)
-        self._tensors = dict(module.named_parameters())
-        self._weights = Weights(self.spec, self.layout, rank)
+        self._tensors = dict(self.stage.module.named_parameters())
         self._weights.check(self._tensors)
 
     # ---- forward and backward ----
@@ -118,8 +118,8 @@ class MegatronBackend:
         host memory, on every rank.
         """
 
-        def use(batch: Batch | None, packed: Packed, logits: Tensor) -> tuple[Tensor, ...]:
-            found = self.stage.per_token(logits, packed, entropy=entropy)
+        def use(batch: Batch | None, packed: Packed, hidden: Tensor) -> tuple[Tensor, ...]:
+            found = self.stage.per_token(hidden, packed, entropy=entropy)
             return tuple(each.cpu() for each in found)
 
         with torch.no_grad():
@@ -146,8 +146,8 @@ class MegatronBackend:
         """
         wanted, guarded = wants_entropy(loss_fn), Guarded(loss_fn)
 
-        def use(batch: Batch | None, packed: Packed, logits: Tensor) -> tuple[Tensor, Any, Any]:
-            logprobs, entropies = self.stage.per_token(logits, packed, entropy=wanted)
+        def use(batch: Batch | None, packed: Packed, hidden: Tensor) -> tuple[Tensor, Any, Any]:
+            logprobs, entropies = self.stage.per_token(hidden, packed, entropy=wanted)
             loss, metrics = guarded(batch, packed, logprobs, entropies)
             return loss, torch.zeros((), dtype=torch.int), devices.to_host(metrics)
 

@@ -14,6 +14,7 @@ the first use of the device when tensor-parallel communication is to overlap.
 
 import importlib.util
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -27,6 +28,8 @@ FACTORIES = ("tensor", "zeros", "empty", "ones", "full", "arange")
 def prepare(device: torch.device) -> None:
     """Load what must come before megatron-core; ImportError says what is to be installed."""
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    # A dozen a worker, of TransformerEngine and Apex, which are not used here.
+    warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
     if device.type == "npu" and importlib.util.find_spec("mindspeed"):
         import mindspeed.megatron_adaptor  # noqa: F401  (imports torch_npu first)
     if importlib.util.find_spec("megatron") is None:

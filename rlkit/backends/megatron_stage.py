@@ -1,11 +1,13 @@
 """This rank's part of a cut model, and micro-batches on their way through all of its stages."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlkit.algo.logprobs import in_pieces, rows_at_once
 from rlkit.backends.megatron_groups import open_groups
 from rlkit.backends.megatron_model import MegatronOptions, make_config, make_model, packed_params
 from rlkit.backends.megatron_optimizer import with_gradients
@@ -17,7 +19,7 @@ from rlkit.config import Layout, ModelSpec
 from rlkit.reshard.plan_forms import megatron
 
 Use = Callable[[Batch | None, Packed, Tensor], Any]
-"""(rows, None of a filler; their tokens; logits [M, columns]) -> what is kept of a micro-batch.
+"""(rows, None of a filler; their tokens; hidden states [M, hidden]) -> what is kept of them.
 
 In training (loss, number of tokens as Megatron wants one, what is kept).
 """
@@ -42,7 +44,9 @@ class Stage:
         self.module: Any = make_model(spec, config, vocab_rows=rows).to(device)
         self._picked: Tensor | None = None  # rows of the micro-batch in work that predict something
         if self.module.post_process:
-            self.module.output_layer.register_forward_pre_hook(self._pick)
+            layer = self.module.output_layer
+            self._columns, self._head = layer.output_size_per_partition, layer.forward
+            layer.forward = self._instead_of_logits
         self.model = with_gradients(self.module, config, options)
 
     def run(self, batches: Sequence[Batch], use: Use, *, train: bool) -> list[Any]:
@@ -63,7 +67,7 @@ class Stage:
             self._picked = packed.predict
             params = packed_params(packed.lengths, self.device)
             output = model(packed.ids[None], None, None, packed_seq_params=params)
-            return output, lambda logits, **_: use(batch, packed, logits[0])
+            return output, lambda hidden, **_: use(batch, packed, hidden[0])
 
         found = get_forward_backward_func()(
             forward_step_func=forward_step,
@@ -83,27 +87,35 @@ class Stage:
             return num
         return int(highest(torch.tensor(num, device=self.device)))
 
-    def _pick(self, module: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Before the output layer: of hidden states [N, 1, hidden] the M that predict a token."""
+    def _instead_of_logits(self, hidden: Tensor, weight: Tensor | None, **_: Any) -> Any:
+        """In the output layer's place: of [N, 1, hidden] the M that predict a token.
+
+        ``per_token`` makes their logits, some rows at a time.
+        """
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
-        hidden = args[0]
+        self._logits = partial(self._head, weight=weight)  # a tied embedding's, or None: its own
         if self.options.sequence_parallel:
             # Each rank's gradient is whole, the output layer adds it up, so its own part suffices.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
-        return (hidden[self._picked],)
+        return hidden[self._picked], None
 
-    def per_token(self, logits: Tensor, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
-        """Logprobs [M] and entropies [M] (none unless asked for) of logits [M, columns]."""
+    def per_token(self, hidden: Tensor, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Logprobs [M] and entropies [M] (none unless asked for) of hidden states [M, hidden]."""
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
 
         group: Any = parallel_state.get_tensor_model_parallel_group()
         ranks = Ranks(
-            first=group.rank() * logits.shape[1],
+            first=group.rank() * self._columns,
             vocab_size=self.spec.vocab_size,
             total=reduce_from_tensor_model_parallel_region,
             highest=lambda tensor: highest(tensor, group),
         )
-        targets = packed.targets.tensor
-        return logprobs_and_entropy(logits, targets, packed.temperature, ranks, entropy=entropy)
+
+        def piece(hidden: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+            logits = self._logits(hidden)[0]  # [n, columns]
+            return logprobs_and_entropy(logits, targets, temperature, ranks, entropy=entropy)
+
+        targets, num_rows = packed.targets.tensor, rows_at_once(self._columns)
+        return in_pieces(piece, hidden, targets, packed.temperature, num_rows=num_rows)

@@ -135,6 +135,7 @@ class WorkerGroup:
         if name in methods:
             return _documented(methods[name], lambda *a, **k: self._call(name, a, k))
         if isinstance(getattr(self.__dict__.get("cls"), name, None), property):
+            self._transport.check_open(name)
             values = self._start("__getattribute__", (name,), {}).result()
             ranks = values if self.n > 1 else [values]
             return ranks[0] if all(value == ranks[0] for value in ranks) else ranks

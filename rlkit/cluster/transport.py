@@ -202,13 +202,14 @@ class RayTransport:
         """Begin a call on all ranks."""
         import ray
 
-        self.check_open(method)
+        what = args[0] if method == "__getattribute__" else method  # a property's name
+        self.check_open(what)
         with self._starting:  # all ranks get the calls of several threads in one order
             self.pipeline.settle()
             payload, epoch = ray.put((args, kwargs)), self.pipeline.epoch
             with shield:  # on all ranks or on none, for they would wait for each other
                 refs = [h.call.remote(method, payload, stage, call, epoch) for h in self.hosts]
-                started = Call(call, method, refs, (args, kwargs))
+                started = Call(call, what, refs, (args, kwargs))
                 self.pipeline.add(started)
         return started
 

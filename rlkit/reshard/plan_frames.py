@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlkit.checks import did_you_mean
 from rlkit.reshard.plan_cells import Cut, holds, make_grid
 from rlkit.reshard.plan_tables import Parameter
 
@@ -65,12 +66,14 @@ def holders(cut: Cut, tensor: str) -> Any:
 
 def find(cut: Cut, tensor: str) -> tuple[Parameter, int]:
     """The parameter and layer of a name."""
-    for p in cut.table:
-        for layer in p.instances:
-            if p.named(layer) == tensor:
-                return p, layer
-    some = ", ".join(p.named(p.instances[0]) for p in cut.table[:3])
-    raise ValueError(f"tensor: got {tensor!r}, need the name of a parameter, such as {some}.")
+    known = {p.named(layer): (p, layer) for p in cut.table for layer in p.instances}
+    if tensor not in known:
+        raise ValueError(
+            f"tensor: got {tensor!r}, need the name of a parameter, such as "
+            f"{', '.join([*known][:3])}; of experts '*' stands for the number."
+            f"{did_you_mean(tensor, known)}"
+        )
+    return known[tensor]
 
 
 def _swaps(cut: Cut) -> list[Any]:

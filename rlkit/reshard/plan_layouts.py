@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlkit.checks import instance
 from rlkit.config import Layout, ModelSpec
 from rlkit.reshard.plan_cells import Cut
 from rlkit.reshard.plan_forms import Form, megatron, vllm
 from rlkit.reshard.plan_moves import ReshardPlan
 from rlkit.reshard.plan_ranks import Side
-from rlkit.reshard.plan_strategies import allgather_swap
+from rlkit.reshard.plan_strategies import allgather_swap, check_strategy
 from rlkit.reshard.plan_tables import parameters
 
 MakeForm = Callable[[ModelSpec, Layout], Form]
@@ -68,6 +69,10 @@ def plan_reshard(
     layouts on disjoint devices. ``forms`` are the tensors of either side: ``megatron``, ``vllm`` or
     ``separate`` of ``rlkit.reshard``, or another function (model, layout) -> Form.
     """
+    instance("model", model, ModelSpec, such_as="rk.ModelSpec.qwen25_32b(), say")
+    for name, layout in (("train", train), ("infer", infer)):
+        instance(name, layout, Layout, such_as="rk.Layout(tp=2)")
+    check_strategy(strategy)
     if devices is None:
         devices = math.lcm(train.num_devices, infer.num_devices)
     pair = devices if isinstance(devices, tuple) else (devices, devices)

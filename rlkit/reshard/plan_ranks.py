@@ -210,7 +210,10 @@ class Side:
 
 def itemsize(dtype: str) -> int:
     """Bytes of an element."""
-    return int(getattr(torch, dtype).itemsize)
+    found = getattr(torch, dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"dtype: got {dtype!r}, need torch's name of one, such as 'bfloat16'.")
+    return int(found.itemsize)
 
 
 def _check_experts(layout: Layout, table: Sequence[Parameter]) -> None:

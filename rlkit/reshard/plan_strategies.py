@@ -3,6 +3,8 @@
 One of your own is another such function; pass it to ``plan_reshard``.
 """
 
+from typing import Any
+
 import numpy as np
 
 from rlkit.reshard.plan_cells import Cut
@@ -45,6 +47,15 @@ def direct(cut: Cut, *, bucket_mib: float = 64.0) -> ReshardPlan:
             f"{least.parameter.named(0)}, {2 * least.grid.nbytes.max()} bytes."
         )
     return ReshardPlan(cut, "direct", blocks, bucket_bytes=size, splits=True)
+
+
+def check_strategy(strategy: Any) -> None:
+    """TypeError for what is no function."""
+    if not callable(strategy):
+        raise TypeError(
+            f"strategy: got {strategy!r}, need a function: rk.reshard.naive, allgather_swap or "
+            "direct, or one of yours."
+        )
 
 
 def _bytes(bucket_mib: float) -> int:

@@ -13,7 +13,7 @@ from rlkit import trace
 from rlkit.reshard.plan_cells import Cut
 from rlkit.reshard.plan_layouts import plan_between
 from rlkit.reshard.plan_moves import ReshardPlan
-from rlkit.reshard.plan_strategies import direct
+from rlkit.reshard.plan_strategies import check_strategy, direct
 from rlkit.reshard.report import ReshardReport
 from rlkit.reshard.run import reshard_in_process
 from rlkit.reshard.shards import Shards
@@ -46,6 +46,7 @@ class Resharder:
                     "actors as the source, "
                     "rollout workers as the target."
                 )
+        check_strategy(strategy)
         self.source, self.target, self.strategy = source, target, strategy
         self._plans: tuple[Any, ReshardPlan, ReshardPlan] | None = None
         self._name = f"weights-{uuid.uuid4().hex[:8]}"  # of the link: a source may have several

@@ -192,7 +192,7 @@ def _raise_for(bad: Sequence[str], version: int, *, elsewhere: int = 0) -> None:
         what = f"{len(bad)} pieces differ from what was sent, first {list(bad[:3])}"
         raise RuntimeError(
             f"reshard: {what if bad else f'{elsewhere} pieces differ on other ranks'}; version "
-            f"{version} stays. Reshard again; with elementwise=True the error names the element."
+            f"{version} stays. Reshard again; elementwise=True compares each element."
         )
 
 

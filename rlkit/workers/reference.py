@@ -10,7 +10,7 @@ from rlkit.store import Column
 from rlkit.workers import memory
 from rlkit.workers.context import WorkerContext
 from rlkit.workers.stages import stage
-from rlkit.workers.steps import TOKEN_BUDGET, per_token
+from rlkit.workers.steps import TOKEN_BUDGET, callable_backend, per_token
 
 
 class ReferenceWorker:
@@ -26,7 +26,8 @@ class ReferenceWorker:
     ) -> None:
         self.context = context or WorkerContext()
         self.token_budget = whole("token_budget", token_budget, what="token")
-        self.backend = backend(model, device=self.context.device, context=self.context)
+        make = callable_backend(backend)
+        self.backend = make(model, device=self.context.device, context=self.context)
         self.version = 0
 
     @stage("ref_logprobs", column="ref_logprobs")

@@ -124,3 +124,13 @@ def average(records: list[dict[str, float]]) -> dict[str, float]:
 def mix(seed: int, version: int, epoch: int) -> int:
     """Seed of the shuffle of one epoch of one update."""
     return (seed * 1_000_003 + version) * 1_009 + epoch
+
+
+def callable_backend(backend: Any) -> Callable[..., Any]:
+    """What makes a backend; TypeError for a name, or options alone."""
+    if not callable(backend):
+        raise TypeError(
+            f"backend: got {backend!r}, need a class such as rk.MegatronBackend; "
+            "functools.partial(rk.MegatronBackend, options=...) gives it options."
+        )
+    return backend

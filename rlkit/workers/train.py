@@ -33,6 +33,7 @@ from rlkit.workers.steps import (
     TOKEN_BUDGET,
     add_up,
     average,
+    callable_backend,
     check_call,
     check_finite,
     forward_backward_all,
@@ -62,7 +63,7 @@ class Trainer:
         self.context = context or WorkerContext()
         self.token_budget = whole("token_budget", token_budget, what="token")
         self._away: HostSwap | None = None
-        self._backend = backend(
+        self._backend = callable_backend(backend)(
             model, device=self.context.device, lr=lr, optim=optim, context=self.context
         )
         self._version = 0

@@ -7,6 +7,7 @@ from small_models import make_model
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import rlkit as rk
+from rlkit.algo import logprobs
 from rlkit.config import Layout, MixtureOfExperts, ModelSpec
 from rlkit.models import Pretrained
 from rlkit.reshard import Shards, allgather_swap, parameters, reshard_over, separate
@@ -246,8 +247,8 @@ MORE = {
 
 
 def main(rank: int, store) -> dict:
-    """All layouts, one after another."""
-    found = {}
+    """All layouts, one after another, with logits of few rows at a time."""
+    logprobs.LOGITS_AT_ONCE, found = 1000, {}
     for name, (family, layout, options) in DENSE.items():
         model = dense_model(family)
         found[name] = in_layout(model, layout, options, rank, store, name, both)

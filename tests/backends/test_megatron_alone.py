@@ -1,10 +1,15 @@
 """MegatronBackend on one rank: packing, experts as transformers computes them, what it refuses."""
 
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 from megatron_ranks import SIZES, dense_model, expert_model, make_batch
 
 import rlkit as rk
+from rlkit.algo import logprobs
+from rlkit.backends import megatron_cpu, megatron_stage
 from rlkit.config import Layout, MixtureOfExperts, ModelSpec
 
 pytestmark = pytest.mark.megatron
@@ -65,6 +70,25 @@ def test_recomputing_changes_no_bit(alone):
     assert norms[0] == norms[1]
 
 
+def test_logits_of_some_rows_at_a_time_change_no_number(alone, monkeypatch):
+    norms, made = [], []
+
+    def seen(logits, *args, **options):
+        made[-1].append(len(logits))
+        return whole(logits, *args, **options)
+
+    whole = megatron_stage.logprobs_and_entropy
+    monkeypatch.setattr(megatron_stage, "logprobs_and_entropy", seen)
+    for at_once in (1 << 22, 3000):
+        monkeypatch.setattr(logprobs, "LOGITS_AT_ONCE", at_once)
+        backend, batch = alone(dense_model("qwen3")), make_batch()
+        made.append([])
+        backend.forward_backward(batch, lambda logprobs, batch: (batch.token_mean(logprobs), {}))
+        norms.append(backend.step()["grad_norm"])
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    assert max(made[1]) < max(made[0]) == sum(made[0]) == sum(made[1]) / 2  # twice: the backward
+
+
 def test_two_backends_share_a_process(alone):
     one, two = alone(dense_model("qwen3")), alone(dense_model("llama"))
     first = one.forward(make_batch())[0].tensor
@@ -98,6 +122,14 @@ SP = rk.MegatronOptions(sequence_parallel=True)
     [
         ({}, Layout(cp=2), None, "got cp=2 on cpu, need cp=1"),
         ({}, Layout(tp=4), None, "got tp=4 for 2 key-value heads"),
+        (
+            {"intermediate_size": 25},
+            Layout(tp=2),
+            None,
+            "for .*gate_proj.* of 25 rows, need a divisor",
+        ),
+        ({"moe": MOE}, Layout(ep=3), None, "got 3, need a divisor of the model's 4 experts"),
+        ({}, Layout(ep=2), None, "got 2, need 1: it has no experts"),
         ({}, Layout(), SP, "got True with tp=1"),
         ({"moe": SHARED}, Layout(), None, "shared experts"),
         ({"moe": MOE}, Layout(tp=2), None, "got expert_tp=2 on a CPU"),
@@ -105,7 +137,7 @@ SP = rk.MegatronOptions(sequence_parallel=True)
     ],
 )
 def test_what_is_not_computed_is_refused(spec, layout, options, message):
-    model = rk.models.Pretrained(ModelSpec(**SIZES, **spec), None, {})
+    model = rk.models.Pretrained(ModelSpec(**SIZES | spec), None, {})
     context = rk.WorkerContext.at(0, layout.num_devices, layout)
     with pytest.raises(ValueError, match=message):
         rk.MegatronBackend(model, context=context, options=options)
@@ -135,3 +167,21 @@ def test_torch_cuda_is_itself_outside_of_a_call(alone):
     before = torch.cuda.current_device, torch.Tensor.type, torch.zeros
     alone(dense_model("llama")).forward(make_batch())
     assert (torch.cuda.current_device, torch.Tensor.type, torch.zeros) == before
+
+
+def test_with_an_accelerator_nothing_is_patched():
+    before = torch.cuda.current_device, torch.Tensor.type, torch.zeros
+    with megatron_cpu.patches(torch.device("cuda")):
+        assert (torch.cuda.current_device, torch.Tensor.type, torch.zeros) == before
+
+
+def test_on_an_npu_the_adaptor_of_mindspeed_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "mindspeed").mkdir()
+    (tmp_path / "mindspeed" / "__init__.py").touch()
+    (tmp_path / "mindspeed" / "megatron_adaptor.py").write_text(
+        "import os; os.environ['ADAPTED'] = os.environ['CUDA_DEVICE_MAX_CONNECTIONS']"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ADAPTED", "")
+    megatron_cpu.prepare(SimpleNamespace(type="npu"))
+    assert os.environ["ADAPTED"] == "1"

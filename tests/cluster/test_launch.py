@@ -34,6 +34,8 @@ def test_a_closed_local_cluster_says_so():
     cluster = rk.launch(backend="local")
     group = cluster.spawn(rk.RolloutWorker, rk.models.tiny())
     cluster.shutdown()
+    with pytest.raises(RuntimeError, match=r"rollout\.version: the cluster was shut down"):
+        _ = group.version
     with pytest.raises(RuntimeError, match="launch a new one"):
         group.pause()
 

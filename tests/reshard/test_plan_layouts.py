@@ -165,6 +165,9 @@ def test_a_tensor_that_is_not_there_is_an_error_with_examples():
     plan = plan_reshard(LLAMA, Layout(tp=2), Layout())
     with pytest.raises(ValueError, match=r"got 'q_proj', need the name .*model\.embed_tokens"):
         plan.map("q_proj")
+    plan = plan_reshard(FAMILIES["qwen3 moe"], Layout(ep=2), Layout(ep=4))
+    with pytest.raises(ValueError, match=r"the number. Did you mean 'model.*experts\.\*\.up_proj"):
+        plan.map("model.layers.0.mlp.experts.3.up_proj.weight")
 
 
 def test_on_disjoint_devices_everything_travels():
@@ -173,6 +176,14 @@ def test_on_disjoint_devices_everything_travels():
     assert set(plan.moves.target.tolist()) == {2, 3, 4}
     assert set(plan.moves.source.tolist()) == {0, 1}
     assert plan.residual_bytes() == 0
+
+
+def test_directs_peak_where_nothing_is_trained_is_generation_and_one_bucket():
+    small = functools.partial(direct, bucket_mib=2048 / 2**20)
+    plan = plan_reshard(LLAMA, Layout(tp=2), Layout(), devices=(2, 1), strategy=small)
+    held = plan.memory().query("device == 2").set_index(["phase", "part"])["bytes"]
+    assert held["gather", "generation"] == held["generate", "generation"] > 6 * 2048
+    assert (held["gather", "training"], held["gather", "buffers"]) == (0, 2048)
 
 
 def test_a_swap_on_disjoint_devices_is_an_error_that_says_why():
@@ -210,6 +221,25 @@ def test_a_bucket_below_two_rows_is_an_error():
         plan_reshard(
             LLAMA, Layout(tp=2), Layout(), strategy=functools.partial(direct, bucket_mib=4e-6)
         )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"model": "qwen"}, "model: got 'qwen', need rk.ModelSpec"),
+        ({"train": "tp2"}, r"train: got 'tp2', need rk.Layout\(tp=2\)"),
+        ({"strategy": "naive"}, "strategy: got 'naive', need a function: rk.reshard.naive"),
+    ],
+)
+def test_a_name_in_place_of_a_part_is_named(wrong, message):
+    parts = {"model": LLAMA, "train": Layout(tp=2), "infer": Layout()} | wrong
+    with pytest.raises(TypeError, match=message):
+        plan_reshard(**parts)
+
+
+def test_a_dtype_that_torch_has_not_is_an_error():
+    with pytest.raises(ValueError, match="dtype: got 'fp8', need torch's name of one"):
+        plan_reshard(LLAMA, Layout(tp=2), Layout(), dtype="fp8")
 
 
 def test_a_strategy_of_ones_own_is_a_function():

@@ -87,6 +87,8 @@ def test_groups_the_wrong_way_round_are_an_error():
     actor, rollout, _ = pair(rk.launch(backend="local"))
     with pytest.raises(TypeError, match="actors as the source"):
         rk.Resharder(source=rollout, target=actor)
+    with pytest.raises(TypeError, match="strategy: got 'naive', need a function"):
+        rk.Resharder(source=actor, target=rollout, strategy="naive")
 
 
 @pytest.mark.ray

@@ -164,3 +164,10 @@ def test_a_backend_that_does_not_say_what_is_resident_can_not_be_offloaded():
     actor = rk.ActorWorker(rk.models.tiny(), backend=lambda *_, **__: object())
     with pytest.raises(TypeError, match=r"got a object without resident\(\), need one that says"):
         actor.offload()
+
+
+@pytest.mark.parametrize("worker", [rk.ActorWorker, rk.CriticWorker, rk.ReferenceWorker])
+def test_a_backend_that_is_a_name_or_options_alone_is_an_error(worker):
+    for wrong in ("megatron", rk.MegatronOptions()):
+        with pytest.raises(TypeError, match=r"need a class such as rk.MegatronBackend; functools"):
+            worker(rk.models.tiny(), backend=wrong)
