@@ -5,8 +5,11 @@ import inspect
 import math
 import operator
 from collections.abc import Iterable
+from dataclasses import fields
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class PeerError(RuntimeError):
@@ -61,3 +64,15 @@ def finite(name: str, value: Any, *, least: float = 0.0, most: float = math.inf)
     if not (math.isfinite(number) and least <= number <= most):
         raise ValueError(f"{name}: got {value}, {need}")
     return number
+
+
+def switches(who: str, options: Any, kind: type[T]) -> T:
+    """``options``, a dataclass of switches, or its defaults for None; else TypeError."""
+    options = kind() if options is None else options
+    if not isinstance(options, kind) or not all(
+        isinstance(getattr(options, field.name), bool) for field in fields(options)
+    ):
+        raise TypeError(
+            f"{who}: got options {options!r}, need rk.{kind.__name__}(...) of True and False."
+        )
+    return options

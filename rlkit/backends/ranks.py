@@ -21,11 +21,12 @@ def meeting(peers: Any) -> Iterator[None]:
     """Begin when all ranks are there, and let nothing interrupt what is inside.
 
     Collectives inside can't be stopped: a rank that went alone, while another failed before or was
-    interrupted, would wait for it in vain. The barrier of ``peers``, the worker's collective, can.
+    interrupted, would wait for it in vain. The barrier of ``peers``, the worker's collective, can,
+    when the others had time to come: a rank that leaves it while they enter would be missed inside.
     """
-    if peers is not None:
-        peers.barrier()
     with shield:
+        if peers is not None:
+            peers.barrier()
         yield
 
 
