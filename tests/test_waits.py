@@ -5,9 +5,19 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlkit import waits
-from rlkit.backends.ranks import meeting
+from rlkit.backends.ranks import close_world, meeting, open_world
+from rlkit.checks import PeerError
+from rlkit.config import Layout
+
+
+@pytest.fixture(autouse=True)
+def world():
+    open_world(Layout(), None, torch.device("cpu"))
+    yield
+    close_world()
 
 
 def peers_that_come_after(seconds):
@@ -41,3 +51,33 @@ def test_a_rank_that_is_interrupted_waits_no_longer_for_peers_that_do_not_come(m
         meet(peers_that_come_after(60), done)
     assert done == []
     assert time.monotonic() - start_s < 30
+
+
+def fails(error):
+    """A call that all ranks make together and this one leaves."""
+    with meeting(None):
+        raise error
+
+
+def test_a_rank_that_fails_inside_says_to_respawn_now_and_in_later_calls():
+    with pytest.raises(MemoryError, match="no room") as caught:
+        fails(MemoryError("no room"))
+    assert "cluster.respawn(group)" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match=r"whose ranks lost each other.*cluster.respawn"):
+        meet(None, [])
+
+
+def test_a_rank_whose_peer_fails_inside_says_to_respawn():
+    with pytest.raises(PeerError, match=r"a rank failed or died meanwhile.*cluster.respawn"):
+        fails(RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"))
+
+
+def test_an_error_that_all_ranks_were_told_leaves_them_together():
+    error = ArithmeticError("by design")
+    error.__rlkit_told__ = True
+    with pytest.raises(ArithmeticError):
+        fails(error)
+    done = []
+    with meeting(None):
+        done.append("what all ranks do together")
+    assert done

@@ -217,12 +217,15 @@ class MegatronBackend:
         self._weights.spread(weights, self._tensors)
         self.optimizer.reload_model_params()
 
-    @together
     def optimizer_state(self) -> dict[str, Tensor]:
         """What AdamW keeps of each whole weight, as ``what/weight``, as TorchBackend has it; all
         ranks call it.
         """
         self._check_moments_whole()
+        return self._whole_moments()
+
+    @together
+    def _whole_moments(self) -> dict[str, Tensor]:
         held = moments(self.stage.module, self.optimizer)
         if not self.num_steps:
             return {}

@@ -124,6 +124,7 @@ class TorchBackend:
         if not self.cut:
             return [self.forward_backward(batch, loss_fn) for batch in batches]
         kept, guarded, wanted = [], Guarded(loss_fn), wants_entropy(loss_fn)
+        self.decoder.check_entropy(wanted=wanted)
         mine = list(map(self._packed, batches))
         with self._ranks.together():
             for batch, packed in zip_longest(batches, self._in_step(mine)):
