@@ -53,13 +53,18 @@ def test_a_rank_that_is_interrupted_waits_no_longer_for_peers_that_do_not_come(m
     assert time.monotonic() - start_s < 30
 
 
-def fails(error):
+def alone_or_all(come):
+    """A collective on whose other ranks the same error comes, or not."""
+    return SimpleNamespace(barrier=lambda: None, all_come=lambda within_s: come)
+
+
+def fails(error, *, all_come=False):
     """A call that all ranks make together and this one leaves."""
-    with meeting(None):
+    with meeting(alone_or_all(all_come)):
         raise error
 
 
-def test_a_rank_that_fails_inside_says_to_respawn_now_and_in_later_calls():
+def test_a_rank_that_fails_alone_inside_says_to_respawn_now_and_in_later_calls():
     with pytest.raises(MemoryError, match="no room") as caught:
         fails(MemoryError("no room"))
     assert "cluster.respawn(group)" in caught.value.__notes__[0]
@@ -72,11 +77,13 @@ def test_a_rank_whose_peer_fails_inside_says_to_respawn():
         fails(RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer"))
 
 
-def test_an_error_that_all_ranks_were_told_leaves_them_together():
-    error = ArithmeticError("by design")
-    error.__rlkit_told__ = True
+def test_an_error_that_all_ranks_have_leaves_them_together():
+    told = ArithmeticError("by design")
+    told.__rlkit_told__ = True
     with pytest.raises(ArithmeticError):
-        fails(error)
+        fails(told)
+    with pytest.raises(MemoryError):
+        fails(MemoryError("no room"), all_come=True)
     done = []
     with meeting(None):
         done.append("what all ranks do together")

@@ -17,6 +17,8 @@ from rlkit.config import Layout
 from rlkit.shield import shield
 
 RESPAWN = "Start them again: cluster.respawn(group), then load the last checkpoint."
+ALIKE_S = 5.0
+"""How much later another rank may have the same error."""
 
 
 @contextmanager
@@ -27,8 +29,8 @@ def meeting(peers: Any) -> Iterator[None]:
     interrupted, would wait for it in vain. The barrier of ``peers``, the worker's collective, can,
     when the others had time to come: a rank that leaves it while they enter would be missed inside.
 
-    After an error inside that was not told to all (``Guarded``) other ranks wait for this one until
-    they time out, and the groups can't be used again: later calls say so.
+    After an error inside that not all ranks have, alike or told (``Guarded``), the others wait for
+    this one until they time out, and the groups can't be used again: later calls say so.
     """
     with shield:
         if not torch.distributed.is_initialized():
@@ -38,7 +40,7 @@ def meeting(peers: Any) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if getattr(error, "__rlkit_told__", False):
+            if getattr(error, "__rlkit_told__", False) or peers is None or peers.all_come(ALIKE_S):
                 raise
             close_world()
             if "gloo" in str(error) or isinstance(error, torch.distributed.DistError):
