@@ -6,14 +6,17 @@ Processes of this machine over gloo, one thread each. A plain transfer moves the
 between buffers that lie ready: a message a peer and bucket, and copies of what stays on its device.
 Of a plan that swaps it also copies to other buffers and back, and takes the memory for generation
 from the system. Resharding also cuts, packs and unpacks what does not lie in one run, and with
-checks takes the fingerprints of both ends. They take turns; a ratio is that of two medians.
+checks takes the fingerprints of both ends. They take turns, and the quickest time of each counts,
+for other jobs only add to it. The second table says what the ratio with checks consists of: seconds
+of the thread that reshards, in each of PHASES, over those of the plain transfer.
 """
 
 import argparse
-import statistics
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
 
 import pandas as pd
 import torch
@@ -26,13 +29,23 @@ from rlkit.reshard import (
     Shards,
     allgather_swap,
     direct,
+    exchange,
     naive,
     plan_reshard,
     reshard_over,
 )
+from rlkit.reshard import run as running
 
 STRATEGIES = {"naive": naive, "allgather_swap": allgather_swap, "direct": direct}
 GOAL = 1.3
+PHASES: dict[str, list[tuple[Any, str]]] = {
+    "allocate": [(Shards, "begin"), (Shards, "buffer")],
+    "pack, unpack": [(exchange, "pack"), (exchange, "unpack")],
+    "copy": [(running, "_copy")],
+    "fingerprints": [(exchange.Frame, "fingerprints")],
+    "swap": [(Shards, "swap_out"), (Shards, "to_training")],
+}
+"""Functions of a reshard by what they do; the rest is mostly waiting for messages."""
 
 
 class Times(NamedTuple):
@@ -63,7 +76,7 @@ def layouts(ranks: int) -> tuple[Layout, Layout]:
 
 
 def timed(group, repeats: int, *bodies: Callable[[], object]) -> list[Times]:
-    """Median times of each body, which take turns; the slowest rank counts."""
+    """Least times of each body, which take turns; the slowest rank counts."""
     options = torch.distributed.AllreduceOptions()
     options.reduceOp = torch.distributed.ReduceOp.MAX
     found: list[list[list[float]]] = [[] for _ in bodies]
@@ -76,7 +89,7 @@ def timed(group, repeats: int, *bodies: Callable[[], object]) -> list[Times]:
             group.allreduce([both], options).wait()
             if repeat:  # the first touches memory for the first time
                 times.append(both.tolist())
-    return [Times(*map(statistics.median, zip(*times, strict=True))) for times in found]
+    return [Times(*map(min, zip(*times, strict=True))) for times in found]
 
 
 def plain(group, shards: Shards) -> Callable[[], None]:
@@ -96,7 +109,7 @@ def plain(group, shards: Shards) -> Callable[[], None]:
 
     def run() -> None:
         if swaps:
-            torch.zeros(held, dtype=torch.uint8)[::4096].fill_(1)  # a page of memory each
+            torch.empty(held, dtype=torch.uint8)[::4096] = 1  # a page of memory each
         for bucket, both in sizes.items():
             incoming, outgoing = ([each for each in pairs if each[0] != rank] for pairs in both)
             works = [group.recv([inbox[peer][:n]], peer, bucket) for peer, n in incoming]
@@ -107,6 +120,41 @@ def plain(group, shards: Shards) -> Callable[[], None]:
                 work.wait()
 
     return run
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, float]]:
+    """Seconds that this thread spends in each of ``PHASES``."""
+    spent = dict.fromkeys(PHASES, 0.0)
+
+    def timed_call(phase: str, call: Callable) -> Callable:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                spent[phase] += time.perf_counter() - start
+
+        return run
+
+    with ExitStack() as stack:
+        for phase, places in PHASES.items():
+            for place, name in places:
+                call = timed_call(phase, getattr(place, name))
+                stack.enter_context(mock.patch.object(place, name, call))
+        yield spent
+
+
+def phases(group, repeats: int, body: Callable[[], object]) -> dict[str, float]:
+    """Seconds by phase of this rank, of the quickest time."""
+    found = []
+    for _ in range(repeats):
+        group.barrier().wait()
+        start = time.perf_counter()
+        with watched() as spent:
+            body()
+        found.append(spent | {"rest": time.perf_counter() - start - sum(spent.values())})
+    return min(found, key=lambda spent: sum(spent.values()))
 
 
 def swap_times(group, tensors: dict[str, torch.Tensor], repeats: int) -> list[Times]:
@@ -127,7 +175,7 @@ def measure(rank: int, ranks: int, port: int, queue, args: argparse.Namespace) -
     torch.set_num_threads(1)
     store = torch.distributed.TCPStore("127.0.0.1", port, None, False)
     group = device.process_group("cpu", store=store, rank=rank, size=ranks, timeout_s=300)
-    model, rows = model_of(args.mib), []
+    model, rows, shares = model_of(args.mib), [], []
     for name, strategy in STRATEGIES.items():
         plan = plan_reshard(model, *layouts(ranks), devices=ranks, strategy=strategy)
         tensors = {
@@ -152,13 +200,18 @@ def measure(rank: int, ranks: int, port: int, queue, args: argparse.Namespace) -
                  "copies": memcpy[i], "swap": swap[i], "ratio": unchecked[i] / ideal,
                  "ratio with checks": checked[i] / ideal, "ratio of swap": swap[i] / memcpy[i]}
             )  # fmt: skip
+        parts = phases(group, args.repeats, lambda: reshard(True))
+        ideal = bare.wall + (memcpy.wall if plan.swaps else 0)
+        shares.append(
+            {"ranks": ranks, "strategy": name} | {k: part / ideal for k, part in parts.items()}
+        )
         del shards, tensors
     if rank == 0:
-        queue.put(rows)
+        queue.put((rows, shares))
 
 
-def run(ranks: int, args: argparse.Namespace) -> list[dict]:
-    """Rows of one number of ranks."""
+def run(ranks: int, args: argparse.Namespace) -> tuple[list[dict], list[dict]]:
+    """Rows of both tables of one number of ranks."""
     spawn = multiprocessing.get_context("spawn")
     store = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     queue = spawn.Queue()
@@ -181,10 +234,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=float, default=256, help="size of the model in bf16")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="2 or 4")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=10)
     args = parser.parse_args()
-    frame = pd.DataFrame([row for ranks in args.ranks for row in run(ranks, args)])
-    print(frame.round(3).to_string(index=False))
+    for rows in zip(*(run(ranks, args) for ranks in args.ranks), strict=True):
+        frame = pd.concat(map(pd.DataFrame, rows))
+        print(frame.round(3).to_string(index=False))
     print(f"goal: ratios of at most {GOAL}")
 
 

@@ -5,6 +5,7 @@ import inspect
 import math
 import operator
 from collections.abc import Iterable
+from dataclasses import fields
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -74,3 +75,15 @@ def finite(
     if not (math.isfinite(number) and least <= number <= most) or (above and number == least):
         raise ValueError(f"{name}: got {value}, {need}")
     return number
+
+
+def switches(who: str, options: Any, kind: type[T]) -> T:
+    """``options``, a dataclass of switches, or its defaults for None; else TypeError."""
+    options = kind() if options is None else options
+    if not isinstance(options, kind) or not all(
+        isinstance(getattr(options, field.name), bool) for field in fields(options)
+    ):
+        raise TypeError(
+            f"{who}: got options {options!r}, need rk.{kind.__name__}(...) of True and False."
+        )
+    return options

@@ -42,6 +42,11 @@ class Shield:
         if pending is not None:
             raise pending
 
+    @property
+    def pending(self) -> bool:
+        """Whether an interrupt waits for this thread to leave."""
+        return threading.get_ident() in self._pending
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._pending[threading.get_ident()] = KeyboardInterrupt()
 

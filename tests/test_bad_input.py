@@ -15,6 +15,7 @@ import torch
 import rlkit as rk
 from rlkit import config, experiment
 from rlkit.algo import clipped_policy_loss, group_relative
+from rlkit.cluster.calls import check_arguments
 from rlkit.engines import Request
 from rlkit.rows import Rows
 
@@ -303,6 +304,12 @@ TABLE = [
      "need one of .'reverse_digits'"),
     ("heads that don't divide", lambda t: spec(num_kv_heads=3), ValueError, "divides num_heads"),
     ("an odd head", lambda t: spec(head_dim=3), ValueError, "need an even number"),
+    ("a layout that is none", lambda t: rk.launch(backend="local").spawn(
+        rk.ActorWorker, rk.models.tiny(), layout={"tp": 2}), TypeError, "need one such as"),
+    ("an option of a backend", lambda t: check_arguments(
+        rk.ActorWorker, (rk.models.tiny(),), {"options": 1}), TypeError, "'options'; need"),
+    ("a layout for one process", lambda t: rk.launch(backend="local").spawn(
+        rk.ActorWorker, rk.models.tiny(), layout=rk.Layout(tp=2)), ValueError, "got 2 workers"),
     ("a layout of nothing", lambda t: rk.Layout(tp=0), ValueError, "at least 1"),
     ("a decay before its warm-up ends", lambda t: config.linear(5, warmup_steps=5), ValueError,
      "need more than warmup_steps=5"),

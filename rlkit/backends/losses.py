@@ -37,7 +37,9 @@ class Guarded:
         """Raise the error here and a PeerError on the other ranks, gradients forgotten."""
         if any_rank(self.error is not None, backend.device):
             backend.zero_grad()
-            raise self.error or PeerError("loss_fn: it raised an error on another rank.")
+            error = self.error or PeerError("loss_fn: it raised an error on another rank.")
+            error.__rlkit_told__ = True  # type: ignore[attr-defined]
+            raise error
 
 
 def wants_entropy(loss_fn: LossFn) -> bool:

@@ -34,7 +34,7 @@ from rlkit.backends.megatron_weights import Weights
 from rlkit.backends.packing import Packed
 from rlkit.backends.ranks import broadcast, check_same_steps, together
 from rlkit.batch import Batch
-from rlkit.checks import finite
+from rlkit.checks import finite, switches
 from rlkit.config import Layout, OptimConfig
 from rlkit.models.decoder import Decoder
 from rlkit.models.pretrained import Pretrained
@@ -84,7 +84,8 @@ class MegatronBackend:
             )
         self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
         self.layout: Layout = getattr(context, "layout", Layout(dp=1))
-        self.spec, self.options = model.spec, options or MegatronOptions()
+        self.spec = model.spec
+        self.options = switches("MegatronBackend", options, MegatronOptions)
         self.num_steps, self._peers = 0, getattr(context, "collective", None)
         check_model(self.spec, self.layout, self.options, kind=self.device.type)
         megatron_cpu.prepare(self.device)
@@ -216,12 +217,15 @@ class MegatronBackend:
         self._weights.spread(weights, self._tensors)
         self.optimizer.reload_model_params()
 
-    @together
     def optimizer_state(self) -> dict[str, Tensor]:
         """What AdamW keeps of each whole weight, as ``what/weight``, as TorchBackend has it; all
         ranks call it.
         """
         self._check_moments_whole()
+        return self._whole_moments()
+
+    @together
+    def _whole_moments(self) -> dict[str, Tensor]:
         held = moments(self.stage.module, self.optimizer)
         if not self.num_steps:
             return {}

@@ -12,8 +12,13 @@ import torch
 from torch import Tensor
 
 from rlkit import device as devices
+from rlkit.checks import PeerError
 from rlkit.config import Layout
 from rlkit.shield import shield
+
+RESPAWN = "Start them again: cluster.respawn(group), then load the last checkpoint."
+ALIKE_S = 5.0
+"""How much later another rank may have the same error."""
 
 
 @contextmanager
@@ -21,12 +26,30 @@ def meeting(peers: Any) -> Iterator[None]:
     """Begin when all ranks are there, and let nothing interrupt what is inside.
 
     Collectives inside can't be stopped: a rank that went alone, while another failed before or was
-    interrupted, would wait for it in vain. The barrier of ``peers``, the worker's collective, can.
+    interrupted, would wait for it in vain. The barrier of ``peers``, the worker's collective, can,
+    when the others had time to come: a rank that leaves it while they enter would be missed inside.
+
+    After an error inside that not all ranks have, alike or told (``Guarded``), the others wait for
+    this one until they time out, and the groups can't be used again: later calls say so.
     """
-    if peers is not None:
-        peers.barrier()
     with shield:
-        yield
+        if not torch.distributed.is_initialized():
+            raise RuntimeError(f"backend: got a model whose ranks lost each other. {RESPAWN}")
+        if peers is not None:
+            peers.barrier()
+        try:
+            yield
+        except Exception as error:
+            if getattr(error, "__rlkit_told__", False) or peers is None or peers.all_come(ALIKE_S):
+                raise
+            close_world()
+            if "gloo" in str(error) or isinstance(error, torch.distributed.DistError):
+                what = str(error).splitlines()[0]
+                raise PeerError(
+                    f"backend: a rank failed or died meanwhile. {RESPAWN} ({what})"
+                ) from error
+            error.add_note(f"Other ranks of the model waited for this one. {RESPAWN}")
+            raise
 
 
 def together(method: Any) -> Any:

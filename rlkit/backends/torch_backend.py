@@ -4,6 +4,7 @@ the ranks of a layout.
 
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from rlkit.backends.ranks import check_same_steps
 from rlkit.backends.torch_copies import Copies
 from rlkit.backends.torch_options import TorchOptions, check_layout
 from rlkit.batch import Batch
-from rlkit.checks import finite
+from rlkit.checks import finite, switches
 from rlkit.config import Layout, OptimConfig
 from rlkit.models.attention import PackedAttention, positions
 from rlkit.models.pretrained import Pretrained, check_weights, need_model
@@ -53,7 +54,7 @@ class TorchBackend:
         finite("lr", lr)
         self.layout: Layout = getattr(context, "layout", Layout(dp=1))
         self.device, self.lr, self.optim = torch.device(device), lr, optim or OptimConfig()
-        self.options, self.num_steps = options or TorchOptions(), 0
+        self.options, self.num_steps = switches("TorchBackend", options, TorchOptions), 0
         check_layout(need_model(model).spec, self.layout, self.options)
         self.decoder = model.build(device=device)
         self.decoder.recompute = self.options.recompute
@@ -91,9 +92,9 @@ class TorchBackend:
         self, batches: Sequence[Batch], *, entropy: bool = False
     ) -> list[tuple[Rows, Rows | None]]:
         """``forward`` of each batch."""
-        kept = []
+        kept, mine = [], list(map(self._packed, batches))  # its errors come before peers wait
         with self._ranks.together(), torch.no_grad():  # inference_mode's may enter no gradient
-            for packed in map(self._packed, self._in_step(batches)):
+            for packed in self._in_step(mine):
                 found, entropies = self._per_token(packed, entropy=entropy)
                 lengths = packed.targets.lengths
                 more = Rows(entropies.cpu(), lengths) if entropy else None
@@ -125,18 +126,20 @@ class TorchBackend:
         if not self.cut:
             return [self.forward_backward(batch, loss_fn) for batch in batches]
         kept, guarded, wanted = [], Guarded(loss_fn), wants_entropy(loss_fn)
+        self.decoder.check_entropy(wanted=wanted)
+        mine = list(map(self._packed, batches))
         with self._ranks.together():
-            for batch in self._in_step(batches):
-                packed = self._packed(batch)
+            for batch, packed in zip_longest(batches, self._in_step(mine)):
                 loss, metrics = guarded(batch, packed, *self._per_token(packed, entropy=wanted))
                 loss.backward()
                 kept.append(metrics)
             guarded.raise_on_all(self)
         return kept[: len(batches)]
 
-    def _in_step(self, batches: Sequence[Batch]) -> list[Batch | None]:
-        """Batches, and fillers up to as many as other ranks have, if all need the same number."""
-        return [*batches, *[None] * (self._ranks.num_in_step(len(batches)) - len(batches))]
+    def _in_step(self, mine: list[Packed]) -> list[Packed]:
+        """Micro-batches, and fillers up to as many as other ranks have, if all need as many."""
+        missing = self._ranks.num_in_step(len(mine)) - len(mine)
+        return [*mine, *(self._packed(None) for _ in range(missing))]
 
     def _packed(self, batch: Batch | None) -> Packed:
         packed = None if batch is None else pack(batch, device=self.device)

@@ -41,6 +41,11 @@ def check_layout(spec: ModelSpec, layout: Layout, options: TorchOptions) -> None
                 f"TorchBackend: got tp={layout.tp} for {size} {what}, need a tp that divides them. "
                 "Lower tp; with tp=1, dp and TorchOptions(fully_shard=True) cut any model."
             )
+    if (layout.tp - 1) * -(-spec.vocab_size // layout.tp) >= spec.vocab_size:
+        raise ValueError(
+            f"TorchBackend: got tp={layout.tp} for {spec.vocab_size} tokens of the vocabulary, of "
+            "which the last ranks would have none. Lower tp."
+        )
     if options.sequence_parallel and layout.tp == 1:
         raise ValueError(
             "TorchOptions.sequence_parallel: got True with tp=1, need tp of at least 2. Leave it "

@@ -1,6 +1,7 @@
 """What happens to the arguments and results of a group call, the same locally and on Ray."""
 
 import copy
+import inspect
 import sys
 import time
 import traceback
@@ -13,6 +14,8 @@ import cloudpickle
 
 from rlkit import device as devices
 from rlkit.batch import Batch
+from rlkit.checks import whole
+from rlkit.config import Layout
 from rlkit.dock import TransferDock
 from rlkit.functions import Shipped, ship
 from rlkit.metrics import StepMetrics
@@ -208,6 +211,32 @@ def public_methods(cls: type) -> dict[str, Callable[..., Any]]:
         and callable(value := getattr(cls, name))
         and not isinstance(value, type)
     }
+
+
+def num_workers(n: Any, layout: Any, beside: Any) -> int:
+    """Workers to spawn: ``n``, or as many as the layout has devices, or the group beside them."""
+    if layout is not None and not isinstance(layout, Layout):
+        raise TypeError(f"spawn: layout: got {layout!r}, need one such as rk.Layout(tp=2).")
+    if n is None and layout is not None:
+        n = layout.num_devices
+    elif n is None:
+        n = 1 if beside is None else len(beside)
+    return whole("spawn: n", n, what="worker")
+
+
+def check_arguments(cls: type, args: Any, kwargs: Any) -> None:
+    """TypeError for arguments that a worker class does not take, before processes start for it."""
+    try:
+        signature = inspect.signature(cls)
+        more = {"context": None} if "context" in signature.parameters else {}
+        signature.bind(*args, **more | kwargs)
+    except TypeError as error:
+        raise TypeError(
+            f"spawn: {cls.__name__}: {error}; need {signature}. Options of a backend go to it: "
+            "backend=functools.partial(rk.TorchBackend, options=...)."
+        ) from None
+    except ValueError:  # a class in C has no signature
+        pass
 
 
 def default_name(cls: type, taken: Sequence[str]) -> str:

@@ -9,7 +9,14 @@ from typing import Any
 
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.cluster.calls import current_class, default_name, first_batch, incoming, merge
+from rlkit.cluster.calls import (
+    current_class,
+    default_name,
+    first_batch,
+    incoming,
+    merge,
+    num_workers,
+)
 from rlkit.cluster.group import WorkerGroup
 from rlkit.config import Layout
 from rlkit.dock import CentralDock, Graph, LocalTransport, TransferDock
@@ -44,7 +51,7 @@ class LocalCluster:
         """One worker of ``cls(*args, **kwargs)`` in this process; several need a Ray cluster."""
         if not self.open:
             raise RuntimeError("cluster: it was shut down; launch a new one.")
-        if n not in (None, 1) or (layout is not None and layout.num_devices != 1):
+        if (n := num_workers(n, layout, None)) != 1:
             raise ValueError(
                 f"spawn: got {n} workers, need n=1: backend='local' has one process. "
                 "Use rk.launch() for a Ray cluster."

@@ -12,8 +12,7 @@ from typing import Any
 from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
-from rlkit.checks import whole
-from rlkit.cluster.calls import default_name
+from rlkit.cluster.calls import check_arguments, default_name, num_workers
 from rlkit.cluster.connect import connect
 from rlkit.cluster.dock import RayDockTransport, drop_in_background
 from rlkit.cluster.group import WorkerGroup
@@ -126,12 +125,10 @@ class RayCluster:
         functions travel by value.
         """
         self._check_open("spawn")
-        n = layout.num_devices if layout is not None and n is None else n
-        if n is None:
-            n = 1 if colocate_with is None else len(colocate_with)
         if not isinstance(cls, type):
             raise TypeError(f"spawn: got {cls!r}, need a worker class.")
-        n = whole("spawn: n", n, what="worker")
+        check_arguments(cls, args, kwargs)
+        n = num_workers(n, layout, colocate_with)
         free = self.num_devices - self.num_devices_in_use
         if colocate_with is None and n > free:
             gc.collect()  # an old traceback may hold a group that has no name any more

@@ -204,6 +204,9 @@ class Decoder(nn.Module):
             hidden, self.lm_head.weight, targets, temperature=temperature, entropy=entropy
         )
 
+    def check_entropy(self, *, wanted: bool) -> None:
+        """A policy has one for each token."""
+
     def rope(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [N, 1, D] of the rotary embedding (Su et al., 2021), computed in fp32; sin is
         negative in the first half, for ``rotate``.
@@ -226,9 +229,13 @@ class Critic(Decoder):
         self, hidden: Tensor, targets: Tensor, temperature: Tensor, *, entropy: bool
     ) -> tuple[Tensor, Tensor]:
         """Values [M] of the states before M tokens, which are not looked at; no entropies."""
-        if entropy:
+        self.check_entropy(wanted=entropy)
+        values = self.value_head(hidden)[:, 0].float()  # [M, 1] -> [M]
+        return values, values.new_zeros(0)
+
+    def check_entropy(self, *, wanted: bool) -> None:
+        """TypeError if it is wanted: a value has none."""
+        if wanted:
             raise TypeError(
                 "loss_fn: got a parameter 'entropy', which a critic has not; need (values, batch)."
             )
-        values = self.value_head(hidden)[:, 0].float()  # [M, 1] -> [M]
-        return values, values.new_zeros(0)

@@ -1,6 +1,6 @@
 """One bucket of a plan over a process group: what is open, and what arrives."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,13 +72,13 @@ class Exchange:
         bad: list[str] = []
         for message, parts, frames, works, sums in self._incoming:
             found: list[Tensor] = []
-            for frame, work in zip(frames, works, strict=False):
-                self._wait("from", message, [work])
+            arrivals = self._each("from", message, works)
+            for frame, _ in zip(frames, arrivals, strict=False):
                 if self.version is not None:
                     found.append(frame.fingerprints(self.version))
                 unpack(frame.inside)
             if self.version is not None:
-                self._wait("from", message, works[len(frames) :])
+                next(arrivals)  # the fingerprints are there, too
                 bad += damaged(parts, sums, torch.cat(found))
         return self._end(bad)
 
@@ -124,9 +124,13 @@ class Exchange:
         return bad
 
     def _wait(self, way: str, message: Message, works: Sequence[Any]) -> None:
+        for _ in self._each(way, message, works):
+            pass
+
+    def _each(self, way: str, message: Message, works: Sequence[Any]) -> Iterator[None]:
+        """Yields as each of a message's works is done."""
         try:
-            for work in works:
-                self._waiter.finish(work)
+            yield from self._waiter.each(works)
         except RuntimeError as error:
             raise RuntimeError(
                 f"reshard: rank {self.shards.rank} waited in vain for bucket {message.bucket} "

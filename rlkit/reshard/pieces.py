@@ -5,6 +5,7 @@ large one by itself, then a fingerprint a piece. Large pieces travel from where 
 they belong; only those that do not lie in one run are copied.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -91,8 +92,10 @@ class Message:
                 assert view is not None
                 found.append(Part(piece, view, as_bytes(view), copied=False))
                 continue
-            found.append(Part(piece, view, flat[start : start + piece.nbytes], copied=True))
-            start += _aligned(piece.nbytes)
+            end, start = start + piece.nbytes, start + _aligned(piece.nbytes)
+            found.append(Part(piece, view, flat[end - piece.nbytes : end], copied=True))
+            if end < start:
+                flat[end:start] = 0  # fingerprints are of whole words
         return found
 
     def frames(self, parts: Sequence[Part], flat: Tensor) -> list["Frame"]:
@@ -188,6 +191,15 @@ class Share:
             arriving.append(sum(message.room(in_place=in_place) for message in incoming))
             leaving += [message.room(in_place=in_place) for message in outgoing]
         return max(arriving), max(leaving)
+
+    def kept(self) -> Counter[str]:
+        """Bytes that arrive of each tensor: what is less than the tensor leaves padding."""
+        found: Counter[str] = Counter()
+        for message in (m for messages in self.incoming.values() for m in messages):
+            for piece in message.pieces:
+                if piece.here is not None:
+                    found[piece.here.name] += piece.nbytes
+        return found
 
     def _pieces(self, rows: np.ndarray, *, outgoing: bool) -> tuple[Piece, ...]:
         cut, moves, found = self.plan.cut, self.plan.moves, []

@@ -17,6 +17,7 @@ from rlkit.reshard.plan_strategies import check_strategy, direct
 from rlkit.reshard.report import ReshardReport
 from rlkit.reshard.run import reshard_in_process
 from rlkit.reshard.shards import Shards
+from rlkit.shield import shield
 
 logger = logging.getLogger("rlkit.reshard")
 
@@ -88,8 +89,8 @@ class Resharder:
                 report = self._transfer(moving, version)
                 self.target.publish_weights(version=version)
                 self._published = version
-            except Exception:
-                self._link = None  # whoever failed, the next call connects anew
+            except BaseException:
+                self._link = None  # whoever failed or was stopped, the next call connects anew
                 _quietly(self.target.discard_weights)
                 raise
             if plan.swaps:
@@ -139,7 +140,8 @@ def _all_or_none(*starts: Any) -> list[Any]:
     futures: list[Any] = []
     try:
         for start in starts:
-            futures.append(start())
+            with shield:  # else an interrupt leaves a call running that nobody knows of
+                futures.append(start())
         return [future.result() for future in futures]
     except BaseException:
         for future in futures:

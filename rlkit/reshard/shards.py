@@ -62,10 +62,14 @@ class Shards:
         """Generation tensors to be filled: those there are, or new ones, padding 0."""
         self._whole = False
         if self._generation is None:
+            kept = self.share.kept()
             self._generation = {
-                name: torch.zeros(shape, dtype=dtype, device=self.device)
+                name: torch.empty(shape, dtype=dtype, device=self.device)
                 for name, (shape, dtype) in _facts(self.plan.cut.infer, self.rank).items()
             }
+            for name, tensor in self._generation.items():
+                if kept[name] < tensor.nbytes:
+                    tensor.zero_()
         return self._generation
 
     def hand_over(self) -> dict[str, Tensor]:
@@ -75,7 +79,7 @@ class Shards:
 
     def buffer(self, nbytes: int) -> Tensor:
         """Room on the rank's device [nbytes]."""
-        return torch.zeros(nbytes, dtype=torch.uint8, device=self.device)
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def swap_out(self) -> None:
         """Move training shards to host memory, if the plan does."""

@@ -3,6 +3,7 @@
 Its rank among its peers, its device, the run's seed, and how to sum over ranks.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,13 @@ class Collective:
     def barrier(self) -> None:
         """Wait for all ranks."""
         self._run("barrier", lambda: self.group.barrier())
+
+    def all_come(self, within_s: float) -> bool:
+        """Whether all ranks ask this within so many seconds; if not, only a new group is of use."""
+        work, end_s = self.group.barrier(), time.monotonic() + within_s
+        while not work.is_completed() and time.monotonic() < end_s:
+            time.sleep(1e-3)
+        return work.is_completed() and work.is_success()
 
     def _run(self, what: str, start: Any) -> None:
         try:

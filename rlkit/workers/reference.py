@@ -24,7 +24,7 @@ class ReferenceWorker:
         token_budget: int = TOKEN_BUDGET,
         context: WorkerContext | None = None,
     ) -> None:
-        self.context = context or WorkerContext()
+        self.context, self.spec = context or WorkerContext(), model.spec
         self.token_budget = whole("token_budget", token_budget, what="token")
         make = callable_backend(backend)
         self.backend = make(model, device=self.context.device, context=self.context)

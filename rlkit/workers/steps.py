@@ -27,6 +27,7 @@ def per_token(worker: Any, batch: Batch, name: str) -> Column:
     context = worker.context
     mine = batch.shard(context.dp_rank, context.dp_size)
     local = mine.load()
+    check_tokens(local, worker.spec.vocab_size)
     place = {uid: i for i, uid in enumerate(mine.uids.tolist())}
     pieces = local.microbatches(worker.token_budget)
     found = forward_all(worker.backend, pieces)
@@ -99,6 +100,28 @@ def check_finite(batch: Batch) -> None:
                 f"{f', token {where[1]}' if len(where) > 1 else ''}; need finite numbers under "
                 "the response mask. "
                 "Look at the stage that wrote it, or drop the row with batch.select."
+            )
+
+
+def check_tokens(batch: Batch, vocab_size: int) -> None:
+    """ValueError for an empty prompt, or a token that the model does not have: told before ranks
+    wait for each other.
+    """
+    for name in ("prompt_ids", "response_ids"):
+        rows = batch._column(name).load(batch.uids)
+        lengths, ids = rows.row_lengths, rows.tensor
+        bad = (ids < 0) | (ids >= vocab_size)
+        if bool(bad.any()):
+            place = int(bad.nonzero()[0])
+            uid = batch.uids[int((lengths.cumsum(0) <= place).sum())]
+            raise ValueError(
+                f"{name}: got token {int(ids[place])} in the row of uid {uid}, need 0 to "
+                f"{vocab_size - 1}, the model's vocabulary. Encode with the model's own tokenizer."
+            )
+        if name == "prompt_ids" and len(batch) and int(lengths.min()) < 1:
+            raise ValueError(
+                f"prompt_ids: got an empty prompt in the row of uid {batch.uids[lengths.argmin()]},"
+                " need at least one token to predict the response from."
             )
 
 

@@ -36,6 +36,7 @@ from rlkit.workers.steps import (
     callable_backend,
     check_call,
     check_finite,
+    check_tokens,
     forward_backward_all,
     mix,
     per_token,
@@ -60,7 +61,7 @@ class Trainer:
         token_budget: int,
         context: WorkerContext | None,
     ) -> None:
-        self.context = context or WorkerContext()
+        self.context, self.spec = context or WorkerContext(), model.spec
         self.token_budget = whole("token_budget", token_budget, what="token")
         self._away: HostSwap | None = None
         self._backend = callable_backend(backend)(
@@ -93,6 +94,7 @@ class Trainer:
             np.isin(batch.uids, np.concatenate([step.uids for step in steps]))
         ).load()
         check_finite(mine)
+        check_tokens(mine, self.spec.vocab_size)
         place = {uid: i for i, uid in enumerate(mine.uids.tolist())}
         records = []
         self.backend.zero_grad()
@@ -182,7 +184,7 @@ class ActorWorker(Trainer):
         super().__init__(
             model, lr=lr, optim=optim, backend=backend, token_budget=token_budget, context=context
         )
-        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.tokenizer = model.tokenizer
         self.link = weights.Link(device=self.context.device)
 
     @stage("logprobs", column="old_logprobs")

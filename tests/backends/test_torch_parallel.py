@@ -106,3 +106,18 @@ def test_what_is_not_computed_is_refused(layout, options, message):
     context = rk.WorkerContext.at(0, layout.num_devices, layout)
     with pytest.raises(ValueError, match=message):
         rk.TorchBackend(model, context=context, options=options)
+
+
+def test_a_vocabulary_that_leaves_a_rank_without_tokens_is_refused():
+    spec = rk.ModelSpec(**SIZES | {"vocab_size": 9, "num_kv_heads": 4})
+    context = rk.WorkerContext.at(0, 4, Layout(tp=4))
+    with pytest.raises(ValueError, match=r"got tp=4 for 9 tokens of the vocabulary.*Lower tp"):
+        rk.TorchBackend(rk.models.Pretrained(spec, None, {}), context=context)
+
+
+@pytest.mark.parametrize(
+    "options", [{"fully_shard": True}, {}, rk.TorchOptions(fully_shard="no"), rk.TorchOptions]
+)
+def test_options_of_another_kind_are_refused(options):
+    with pytest.raises(TypeError, match=r"got options .* need rk.TorchOptions\(...\) of True and"):
+        rk.TorchBackend(dense_model("qwen3"), options=options)

@@ -21,7 +21,7 @@ MODEL, TRAIN, INFER = FAMILIES["qwen3 moe"], Layout(tp=2, pp=2, ep=2), Layout(tp
 
 def on_device(strategy):
     """Shards of eight ranks, all on one device; bytes of the training shards; bytes before them."""
-    fingerprint(torch.ones(1, device=DEVICE))  # keeps a megabyte of weights on the device
+    fingerprint(torch.ones(1, device=DEVICE))  # keeps its factors on the device
     gc.collect()
     before = device.allocated_bytes(DEVICE)
     states = [

@@ -66,6 +66,16 @@ def test_changing_any_one_element_changes_the_fingerprint(dtype):
         assert fingerprint(other) != fingerprint(tensor)
 
 
+@pytest.mark.parametrize("size", [1, 32, 960, 1536, 2048])
+def test_rows_of_a_large_tensor_that_change_places_change_the_fingerprint(size):
+    tensor = torch.randn(2**18 // size, size)
+    for first, last in ((0, 1), (1, 5), (3, len(tensor) - 1), (0, len(tensor) // 2)):
+        other = tensor.clone()
+        other[[first, last]] = tensor[[last, first]]
+        assert fingerprint(other) != fingerprint(tensor)
+    assert fingerprint(tensor.roll(1, 0)) != fingerprint(tensor)
+
+
 def test_swapping_two_elements_changes_the_fingerprint():
     assert fingerprint(torch.tensor([1.0, 2.0])) != fingerprint(torch.tensor([2.0, 1.0]))
 

@@ -1,5 +1,8 @@
 """Resharder over process groups of several ranks, which are threads here."""
 
+import signal
+from types import SimpleNamespace
+
 import pytest
 import torch
 from thread_groups import ThreadGroup
@@ -113,6 +116,24 @@ def test_a_rank_that_never_sends_is_named_and_the_next_call_connects_anew():
     del silent.send_weights
     assert resharder.reshard().verified
     assert equal(source.workers[0].weights(), target.workers[0].weights())
+
+
+def test_an_interrupt_stops_what_was_started_and_the_next_reshard_connects_anew(monkeypatch):
+    source, target = groups(rk.Layout(tp=2))
+    resharder, stopped = rk.Resharder(source=source, target=target), []
+    resharder.reshard()
+
+    def start(self, name, args, kwargs):
+        signal.raise_signal(signal.SIGINT)  # while the call is on its way
+        return SimpleNamespace(result=lambda: None, cancel=lambda: stopped.append(name))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadGroup, "start", start)
+        patch.setattr(ThreadGroup, "version", 1)
+        with pytest.raises(KeyboardInterrupt):
+            resharder.reshard()
+    assert stopped == ["receive_weights"]
+    assert resharder.reshard().verified
 
 
 def test_a_swap_between_groups_on_other_devices_says_why_not():

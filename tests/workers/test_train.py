@@ -79,6 +79,25 @@ def test_a_nan_advantage_names_column_row_and_token(actor):
     assert actor.version == 0
 
 
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_outside_the_vocabulary_names_column_row_and_token(actor, token):
+    batch = make_batch()
+    rows = [torch.arange(6, 6 + 1 + i % 3) for i in range(4)]
+    rows[2][1] = token
+    batch["response_ids"] = rows
+    message = f"response_ids: got token {token} in the row of uid {batch.uids[2]}, need 0 to"
+    for call in (actor.compute_logprobs, lambda batch: actor.update(batch, loss_fn=likelihood)):
+        with pytest.raises(ValueError, match=message):
+            call(batch)
+
+
+def test_an_empty_prompt_names_the_row(actor):
+    batch = make_batch(2)
+    batch["prompt_ids"] = [torch.tensor([1]), torch.tensor([], dtype=torch.int64)]
+    with pytest.raises(ValueError, match=f"empty prompt in the row of uid {batch.uids[1]}"):
+        actor.compute_logprobs(batch)
+
+
 def test_nan_under_a_zero_mask_is_allowed(actor):
     batch = make_batch()
     mask, advantages = torch.ones(4, 3, dtype=torch.int8), torch.zeros(4, 3)
