@@ -176,8 +176,8 @@ def controller_ms(num_writes: int, sampler: Callable) -> dict[str, float]:
 
     for batch in range(2):
         spent.clear()
-        for notice in write(num_writes, first_row=batch * ROWS):
-            work("notice", controller.notice, notice)
+        notices = write(num_writes, first_row=batch * ROWS)
+        work("notice", lambda told: [controller.notice(each) for each in told], notices)
         grant = work("get", controller.get, request, timeout_s=0)
         work("places by node", grant.places.by_node)
         uids, _ = work("ack", controller.ack, grant.token, "actor/0")

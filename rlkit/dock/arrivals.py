@@ -27,7 +27,7 @@ class Retired:
             return
         if self._chunks and len(self._chunks[-1]) + len(uids) <= CHUNK:
             uids = np.concatenate([self._chunks.pop(), uids])
-        self._chunks.append(np.sort(uids))
+        self._chunks.append(np.sort(uids, kind="stable"))  # quick if they are sorted
         self.highest = max(self.highest, int(self._chunks[-1][-1]))
         while len(self) > MOST and len(self._chunks) > 1:
             self._chunks.popleft()
@@ -74,10 +74,11 @@ class Arrivals:
         uids = notice.uids
         self._kinds.check(notice, lambda name: self._others(name, uids))
         known = max(self._highest, self.retired.highest)
-        self._highest = max(self._highest, int(uids.max(initial=-1)))
         if len(uids) and uids[0] > known and (uids[1:] > uids[:-1]).all():  # all are new
             self._inbox.append(notice)
+            self._highest = int(uids[-1])
             return uids[:0], {}
+        self._highest = max(self._highest, int(uids.max(initial=-1)))
         gone = self.retired.among(uids)
         if gone.any():
             notice = notice.at(np.flatnonzero(~gone))

@@ -137,7 +137,7 @@ class Controller:
                 self._expire(now)
                 if request.id in self._withdrawn:  # nobody waits for it any more
                     return self._short_of(request, now - start)
-                held = self._leases.of_peers(request, now) or self._take(request, now)
+                held = self._leases.known(request, now) or self._take(request, now)
                 if held is not None:
                     places = self._table.places(held.uids, request.columns)
                     return Grant(held.token, self.stage, request.holder, places, self._lease_s)
@@ -160,7 +160,7 @@ class Controller:
     def _take(self, request: Request, now: float) -> Held | None:
         """A new lease of rows that the sampler chose, if it chose enough."""
         mask = self._table.free(request.partition) & self._table.having(request.columns)
-        if int(mask.sum()) < request.least:
+        if np.count_nonzero(mask) < request.least:
             return None
         ready, at = self._table.ready(mask)
         chosen = checked(request.sampler(ready, request.n), len(ready), request.n)

@@ -257,11 +257,11 @@ class TransferDock:
         """Free rows whose last holder died between its ``ack`` and their release."""
         recovery.sweep(self.transport)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> recovery.Snapshot:
         """Rows, and what each stage has consumed and leased; nobody acknowledges meanwhile."""
         return recovery.snapshot(self.transport)
 
-    def restore(self, snapshot: Mapping[str, Any]) -> None:
+    def restore(self, snapshot: recovery.Snapshot) -> None:
         """Put the dock back, while nobody writes; rows that were leased are offered again."""
         recovery.restore(self.transport, snapshot)
 

@@ -37,10 +37,13 @@ class Leases:
         self._keep(held)
         return held
 
-    def of_peers(self, request: Request, now: float) -> Held | None:
-        """The lease that a peer of the holder opened for this call."""
+    def known(self, request: Request, now: float) -> Held | None:
+        """The lease that a peer of the holder opened for this call; or this very request, which
+        comes again if the controller died before it answered.
+        """
         if request.peers is None:
-            return None
+            mine = (held for held in self.open_ones() if held.asked == request.id != "")
+            return next(mine, None)
         token = self._keys.get((request.peers.group, request.peers.call))
         if token is None or self._held[token].done:
             return None
@@ -97,7 +100,7 @@ class Leases:
 
     def forget(self, uids: np.ndarray) -> None:
         """Take rows out of their leases; a lease without rows ends."""
-        uids = np.sort(uids)
+        uids = np.sort(uids, kind="stable")
         for token, held in list(self._held.items()):
             left = held.uids[~find(uids, held.uids)[1]]
             if not len(left):

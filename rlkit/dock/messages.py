@@ -16,6 +16,10 @@ class StaleLeaseError(RuntimeError):
     """A lease that ended is answered for: its rows may be in other hands, so the work is void."""
 
 
+class KindError(TypeError):
+    """Values of another kind or dtype than those that other rows of their column have."""
+
+
 class ClosedError(RuntimeError):
     """The dock was closed, or its cluster shut down."""
 
@@ -91,14 +95,14 @@ class Kinds:
         self._known: dict[str, tuple[str, str]] = {}
 
     def check(self, notice: Notice, others: Callable[[str], int]) -> None:
-        """Enter a write's; TypeError if ``others(column)``, the number of other rows, is not 0."""
+        """Enter a write's; KindError if ``others(column)``, the number of other rows, is not 0."""
         if not len(notice.uids):
             return
         found = {name: (facts.kind, facts.dtype) for name, facts in notice.columns.items()}
         for name, kind in found.items():
             known = self._known.get(name, kind)
             if known != kind and (num := others(name)):
-                raise TypeError(
+                raise KindError(
                     f"{name}: got {' '.join(kind)} values, need {' '.join(known)}, as {num} other "
                     "rows have. Cast them where they are written, or use another name."
                 )
@@ -239,4 +243,4 @@ def codes_in(codes: np.ndarray) -> list[int]:
     """The small numbers, 0 and above, that occur in ``codes`` [N], in order."""
     if len(codes) and codes[0] >= 0 and (codes == codes[0]).all():  # one node, mostly
         return [int(codes[0])]
-    return np.flatnonzero(np.bincount(codes[codes >= 0])).tolist()
+    return np.flatnonzero(np.bincount(codes + 1)[1:]).tolist()

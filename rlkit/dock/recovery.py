@@ -1,11 +1,22 @@
 """What becomes of rows as a whole: freed, lost with a node, saved, put back."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlkit.dock.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A dock as it was; it may be pickled."""
+
+    rows: dict[str, Any]
+    """Node -> what its warehouse had."""
+    stages: dict[str, Any]
+    """Stage -> what it had consumed and leased."""
 
 
 def on_stages(transport: Transport, method: str, *args: Any, **options: Any) -> dict[str, Any]:
@@ -57,31 +68,28 @@ def lost(transport: Transport, node: str) -> np.ndarray:
     return uids
 
 
-def snapshot(transport: Transport) -> dict[str, Any]:
+def snapshot(transport: Transport) -> Snapshot:
     """Rows by node and leases by stage; nobody acknowledges while they are read."""
     on_stages(transport, "freeze", limit_s=60.0)
     try:
-        return {
-            "rows": on_nodes(transport, "snapshot"),
-            "stages": on_stages(transport, "snapshot"),
-        }
+        return Snapshot(on_nodes(transport, "snapshot"), on_stages(transport, "snapshot"))
     finally:
         on_stages(transport, "freeze", limit_s=0.0)
 
 
-def restore(transport: Transport, saved: Mapping[str, Any]) -> None:
+def restore(transport: Transport, saved: Snapshot) -> None:
     """Put rows and consumption back; what was leased is offered again, older tokens are refused."""
-    if not isinstance(saved, Mapping) or not {"rows", "stages"} <= saved.keys():
+    if not isinstance(saved, Snapshot):
         raise TypeError(
             f"snapshot: got {type(saved).__name__}, need what dock.snapshot() returned. A dock in "
             "a checkpoint comes back with Checkpointer.load(docks=...)."
         )
     nodes = transport.nodes
     writes: dict[str, list[Any]] = {node: [] for node in nodes}
-    for i, (node, found) in enumerate(sorted(saved["rows"].items())):
+    for i, (node, found) in enumerate(sorted(saved.rows.items())):
         writes[node if node in writes else nodes[i % len(nodes)]] += found
     transport.warehouses("restore", {node: (found,) for node, found in writes.items()})
-    for stage in {*transport.stages(), *saved["stages"]}:
+    for stage in {*transport.stages(), *saved.stages}:
         notices = [n for found in on_nodes(transport, "index", stage).values() for n in found]
-        state = saved["stages"].get(stage, {"leases": {}, "last": 0})
+        state = saved.stages.get(stage, {"leases": {}, "last": 0})
         transport.controllers("restore", {stage: (notices, state)}, leased=False)

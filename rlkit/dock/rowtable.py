@@ -13,14 +13,17 @@ from rlkit.dock.uidmap import find, merged
 IDENTITY = ("uid", "group", "version", "partition", "token", "consumed")
 EMPTY = {"node": -1, "length": -1, "nbytes": 0, "stamp": 0}
 """What a (fact, column) says of a row that lacks the column."""
+LINES = np.asarray([*EMPTY.values()])[:, None]
 
 
 class RowTable:
     """R rows: identity, and for each column the node it lies on, its length and its bytes."""
 
     def __init__(self) -> None:
-        self._facts: dict[Any, np.ndarray] = {f: np.zeros(64, dtype=np.int64) for f in IDENTITY}
-        self._num_rows = 0  # arrays are longer, so that rows are added in amortised constant time
+        self._lines: dict[Any, int] = {fact: line for line, fact in enumerate(IDENTITY)}
+        # Longer than the rows, so that some are added in amortised constant time.
+        self._facts = np.zeros((len(IDENTITY), 64), dtype=np.int64)
+        self._num_rows = 0
         self._sorted = self._slots = np.zeros(0, dtype=np.int64)  # uids, and their positions
         self.columns: list[str] = []
         self.nodes: list[str] = []
@@ -32,15 +35,20 @@ class RowTable:
         return self._num_rows
 
     def __getitem__(self, fact: Any) -> np.ndarray:
-        return self._facts[fact][: self._num_rows]
+        return self._facts[self._lines[fact], : self._num_rows]
 
     def find(self, uids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positions [N] of uids [N], and whether each is there; other positions mean nothing."""
         at, there = find(self._sorted, uids)
         return (self._slots[at] if len(self) else at), there
 
-    def at(self, uids: np.ndarray) -> np.ndarray:
-        """Positions of those of ``uids`` that are there."""
+    def at(self, uids: np.ndarray) -> np.ndarray | slice:
+        """Positions of those of ``uids`` that are there; a slice, which is quicker, of one run."""
+        if len(uids) and len(self):
+            start = int(self._slots[np.searchsorted(self._sorted[:-1], uids[0])])
+            run = slice(start, start + len(uids))
+            if np.array_equal(self["uid"][run], uids):
+                return run
         at, there = self.find(uids)
         return at[there]
 
@@ -50,10 +58,10 @@ class RowTable:
         Of two writes of one value the later one counts, in whatever order they are heard of: else
         two stages might free the two copies.
         """
-        at, there = self.find(notice.uids)
+        _, there = self.find(notice.uids)
         if not there.all():
-            at[~there] = self._add(notice.uids[~there], notice.partition)
-        at = _run(at)
+            self._add(notice.uids[~there], notice.partition)
+        at = self.at(notice.uids)
         if notice.group_ids is not None:
             self["group"][at] = notice.group_ids
         if notice.versions is not None:
@@ -69,14 +77,16 @@ class RowTable:
         for _, some in itertools.groupby(notices, key=_kind):
             alike = list(some)
             first, sizes = alike[0], [len(notice.uids) for notice in alike]
-            slots = self._add(_all_of([notice.uids for notice in alike]), first.partition)
-            at = slice(len(self) - len(slots), len(self))
+            uids = _all_of([notice.uids for notice in alike])
+            at = self._add(uids, first.partition, filled=first.columns)
             if first.group_ids is not None:
                 self["group"][at] = _all_of([notice.group_ids for notice in alike])
             if first.versions is not None:
                 self["version"][at] = _all_of([notice.versions for notice in alike])
-            nodes = np.repeat([_code(self.nodes, notice.node) for notice in alike], sizes)
-            stamps = np.repeat([notice.stamp for notice in alike], sizes)
+            nodes = np.asarray([_code(self.nodes, notice.node) for notice in alike])
+            stamps = np.asarray([notice.stamp for notice in alike])
+            if len(alike) > 1:  # else one serves all rows
+                nodes, stamps = np.repeat(nodes, sizes), np.repeat(stamps, sizes)
             for name in first.columns:
                 facts = [notice.columns[name] for notice in alike]
                 self._open(name, first.stage)
@@ -88,8 +98,9 @@ class RowTable:
         """Know a column, and who writes it."""
         if name not in self.columns:
             self.columns.append(name)
-            size = len(self._facts["uid"])
-            self._facts |= {(f, name): np.full(size, value) for f, value in EMPTY.items()}
+            self._lines |= {(fact, name): len(self._lines) + i for i, fact in enumerate(EMPTY)}
+            lines = np.repeat(LINES, self._facts.shape[1], axis=1)
+            self._facts = np.concatenate([self._facts, lines])
         self.writers[name] = stage
 
     def _enter(
@@ -110,28 +121,33 @@ class RowTable:
             self[fact, name][at] = values
         return {} if stale is None else {n: notice.uids[stale == n] for n in codes_in(stale)}
 
-    def _add(self, uids: np.ndarray, partition: str) -> np.ndarray:
-        """New rows at the end, without columns; returns their positions."""
-        slots = np.arange(self._num_rows, self._num_rows + len(uids))
-        self._num_rows += len(uids)
-        missing = self._num_rows - len(self._facts["uid"])
-        for fact, values in self._facts.items() if missing > 0 else ():
-            room = np.full(max(missing, len(values)), _default(fact))
-            self._facts[fact] = np.concatenate([values, room])
-        at = slice(self._num_rows - len(uids), self._num_rows)
+    def _add(self, uids: np.ndarray, partition: str, *, filled: Iterable[str] = ()) -> slice:
+        """New rows at the end, without columns; returns their positions.
+
+        Columns of ``filled`` are left to the caller.
+        """
+        at = slice(self._num_rows, self._num_rows + len(uids))
+        lines, size = self._facts.shape
+        if at.stop > size:
+            room = np.empty((lines, max(at.stop - size, size)), dtype=np.int64)
+            self._facts = np.concatenate([self._facts, room], axis=1)
+        self._num_rows = at.stop
+        self._facts[: len(IDENTITY), at] = 0
+        for name in set(self.columns).difference(filled):
+            line = self._lines["node", name]
+            self._facts[line : line + len(EMPTY), at] = LINES
         self["uid"][at] = self["group"][at] = uids
         self["partition"][at] = _code(self.partitions, partition)
+        slots = np.arange(at.start, at.stop)
         self._sorted, self._slots = merged(self._sorted, self._slots, uids, slots)
-        return slots
+        return at
 
     def drop(self, uids: np.ndarray) -> None:
         """Forget rows."""
         keep = np.ones(len(self), dtype=bool)
         keep[self.at(uids)] = False
         left = np.flatnonzero(keep)
-        for fact, values in self._facts.items():  # in place: memory stays for the next rows
-            values[: len(left)] = values[left]
-            values[len(left) : len(self)] = _default(fact)
+        self._facts[:, : len(left)] = self._facts[:, left]  # in place: memory stays for the next
         self._num_rows = len(left)
         self._slots = np.argsort(self["uid"], kind="stable")
         self._sorted = self["uid"][self._slots]
@@ -161,7 +177,7 @@ class RowTable:
     def first(self, limit: int | None) -> "RowTable":
         """The first rows by uid, or all of them, in that order and apart from this table."""
         out, at = RowTable(), self._slots[:limit]
-        out._facts = {fact: self[fact][at] for fact in self._facts}
+        out._lines, out._facts = dict(self._lines), self._facts[:, at]
         out._num_rows, out._sorted, out._slots = len(at), self._sorted[:limit], np.arange(len(at))
         out.columns, out.nodes = list(self.columns), list(self.nodes)
         out.partitions, out.writers = list(self.partitions), dict(self.writers)
@@ -177,7 +193,8 @@ class RowTable:
     def ready(self, mask: np.ndarray) -> tuple[Ready, np.ndarray]:
         """What samplers see of the rows under ``mask``, and the positions of those."""
         at = np.flatnonzero(mask)
-        some = _run(at)
+        one_run = len(at) and at[-1] - at[0] == len(at) - 1
+        some = slice(at[0], at[-1] + 1) if one_run else at
         lengths = {name: self._copy(("length", name), some) for name in self.columns}
         tokens = np.zeros(len(at), dtype=np.int64)
         for name in ("prompt_ids", "response_ids"):
@@ -193,16 +210,16 @@ class RowTable:
 
     def places(self, uids: np.ndarray, columns: Iterable[str]) -> Places:
         """Where ``columns`` of rows that are there lie."""
-        at = _run(self.at(uids))
+        at = self.at(uids)
         codes = {name: self._copy(("node", name), at) for name in columns}
         groups, versions = self._copy("group", at), self._copy("version", at)
         return Places(uids, groups, versions, tuple(self.nodes), codes)
 
-    def nodes_of(self, at: np.ndarray) -> list[str]:
+    def nodes_of(self, at: np.ndarray | slice) -> list[str]:
         """Nodes that hold any column of the rows at these positions."""
-        some, codes, before = _run(at), set(), None
+        codes, before = set(), None
         for name in self.columns:
-            where = self["node", name][some]
+            where = self["node", name][at]
             if before is None or not np.array_equal(where, before):  # columns often lie together
                 codes.update(codes_in(where))
             before = where
@@ -223,18 +240,7 @@ def _lengths(facts: Facts) -> np.ndarray:
     return np.full(len(facts.nbytes), -1) if facts.lengths is None else facts.lengths
 
 
-def _run(at: np.ndarray) -> np.ndarray | slice:
-    """Positions one after another as a slice, which is quicker."""
-    if len(at) and at[-1] - at[0] == len(at) - 1 and (at[1:] > at[:-1]).all():
-        return slice(at[0], at[-1] + 1)
-    return at
-
-
 def _code(names: list[str], name: str) -> int:
     if name not in names:
         names.append(name)
     return names.index(name)
-
-
-def _default(fact: Any) -> int:
-    return EMPTY[fact[0]] if isinstance(fact, tuple) else 0

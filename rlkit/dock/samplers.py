@@ -40,8 +40,10 @@ def checked(chosen: object, num_rows: int, n: int) -> np.ndarray:
             "given, whole numbers."
         )
     at = at.astype(np.int64)
-    inside = at[(at >= 0) & (at < num_rows)]
-    distinct = np.count_nonzero(np.bincount(inside))
+    inside = at.view(np.uint64) < num_rows
+    seen = np.zeros(num_rows, dtype=bool)
+    seen[at if inside.all() else at[inside]] = True
+    distinct = np.count_nonzero(seen)
     if len(at) > n or distinct < len(at):
         raise ValueError(
             f"sampler: got {len(at)} positions, {distinct} of them distinct and from 0 to "
@@ -57,7 +59,7 @@ def units(rows: Ready, group_size: int) -> np.ndarray:
         return np.arange(len(rows))[:, None]
     order = np.argsort(rows.group_ids, kind="stable")
     groups = rows.group_ids[order]
-    starts = np.flatnonzero(np.r_[True, groups[1:] != groups[:-1]][: len(order)])
+    starts = np.flatnonzero(np.diff(groups, prepend=groups[:1] - 1))
     counts = np.diff(starts, append=len(order))
     if counts.max(initial=0) > group_size:
         group = int(groups[starts[counts.argmax()]])

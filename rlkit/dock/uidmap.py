@@ -35,7 +35,8 @@ def merged(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sorted ``known`` [R] and its values [R], with other ``uids`` [N] and their values [N]."""
     both, all_values = np.concatenate([known, uids]), np.concatenate([values, new])
-    if (np.diff(both[max(0, len(known) - 1) :]) > 0).all():  # as most uids come: in order
+    end = both[max(0, len(known) - 1) :]
+    if (end[1:] > end[:-1]).all():  # as most uids come: in order
         return both, all_values
     order = np.argsort(both, kind="stable")
     return both[order], all_values[order]

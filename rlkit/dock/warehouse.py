@@ -46,14 +46,21 @@ class Warehouse:
     # ---- values ----
 
     def put(
-        self, notice: Notice, rows: Mapping[str, Rows], *, source: str | None = None
+        self,
+        notice: Notice,
+        rows: Mapping[str, Rows],
+        *,
+        source: str | None = None,
+        retypes: bool = False,
     ) -> tuple[str, ...]:
         """Keep columns of N rows; returns the stages whose controllers must hear of it.
 
-        ``source``: the node they came from, for the traffic.
+        ``source``: the node they came from, for the traffic. ``retypes``: the values may be of
+        another kind than those whose place they take, as no other row has such.
         """
         with self._lock:
-            self._kinds.check(notice, lambda name: self._others(name, notice.uids))
+            instead = notice.uids if retypes else notice.uids[:0]
+            self._kinds.check(notice, lambda name: self._others(name, instead))
             if source is not None:
                 nbytes = sum(values.nbytes for values in rows.values())
                 self._traffic.count((notice.stage, source, self.node), nbytes, 1)
@@ -289,4 +296,4 @@ class Warehouse:
             for notice, rows, done in writes:
                 (name,) = notice.columns
                 self.put(replace(notice, node=self.node), {name: rows})
-                self._done.set(notice.uids, done)
+                self._done.set(notice.uids, done | self._done.get(notice.uids, 0))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from rlkit.dock.explain import no_room
-from rlkit.dock.messages import Facts, Notice
-from rlkit.dock.traffic import Traffic
+from rlkit.dock.messages import Facts, KindError, Notice
+from rlkit.dock.traffic import DRIVER, Traffic
 from rlkit.dock.transport import Transport
 from rlkit.rows import Rows
 from rlkit.store import Column
@@ -40,7 +40,12 @@ def put_values(
     """Send rows from the node ``source`` to the warehouse of the notice's."""
     facts, home = {name: Facts.of(values) for name, values in rows.items()}, notice.node
     notice = notice.of(facts, node=home)
-    reply = transport.warehouses("put", {home: (notice, rows)}, source=source)[home]
+    call, options = {home: (notice, rows)}, {"source": source}
+    try:
+        reply = transport.warehouses("put", call, **options)[home]
+    except KindError:  # than rows there, which would be lost if rows elsewhere are of that, too
+        _tell(transport, notice, [DRIVER], written=False)
+        reply = transport.warehouses("put", call, **options, retypes=True)[home]
     count_seconds(transport, (notice.stage, source, home), home, reply.seconds)
     _tell(transport, notice, reply.value)
 
@@ -67,12 +72,15 @@ def put_handles(transport: Transport, notice: Notice, columns: Mapping[str, Colu
             _tell(transport, entered, stages)
 
 
-def _tell(transport: Transport, notice: Notice, stages: Sequence[str]) -> None:
+def _tell(
+    transport: Transport, notice: Notice, stages: Sequence[str], *, written: bool = True
+) -> None:
     try:
         told = transport.controllers("notice", dict.fromkeys(stages, (notice,)))
-    except TypeError:  # rows on other nodes have values of another kind
-        call = {notice.node: (notice.uids, list(notice.columns))}
-        transport.warehouses("free", call, before=notice.stamp + 1)
+    except KindError:  # rows on other nodes have values of another kind
+        if written:
+            call = {notice.node: (notice.uids, list(notice.columns))}
+            transport.warehouses("free", call, before=notice.stamp + 1)
         raise
     answers = [answer.value for answer in told.values()]
     late = [uids for uids, _ in answers if len(uids)]

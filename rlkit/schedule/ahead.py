@@ -1,8 +1,8 @@
-"""Schedules that generate ahead of training: one step, or as far as a bound on staleness allows."""
+"""Asynchronous: generation runs ahead of training as far as a bound on staleness allows."""
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -13,10 +13,8 @@ from rlkit.schedule.parts import (
     check_calls,
     check_executor,
     check_feed,
-    check_prompts,
     check_rule,
     record,
-    returned,
 )
 from rlkit.schedule.stale import judged, oldest_version, staleness_metrics
 from rlkit.schedule.staleness import StalenessRule
@@ -30,40 +28,6 @@ MOST_DROPPED = 10
 """Train steps' worth of groups of the newest weights that a stale_policy may leave out in a row."""
 STOP_S = 30.0
 """How long a schedule that is left waits for generation to come to a halt."""
-
-
-def one_step_off(
-    prompts: Iterable[Any],
-    rollout_step: Callable[[Any], Any],
-    prepare: Callable[[Any], None],
-    train_step: Callable[[Any], Mapping[str, Any]],
-    sync: Callable[[], object],
-    executor: Executor | None = None,
-) -> Iterator[Record]:
-    """Generate the next batch while this one is trained: every batch after the first is one step
-    stale.
-
-    Weights are handed over between two generations, when both have ended; the longest response
-    holds up the next step. Arguments are those of ``synchronous``.
-    """
-    check_calls(rollout_step=rollout_step, prepare=prepare, train_step=train_step, sync=sync)
-    with closing(check_executor(executor) or Threads()) as runs:
-        asked = iter(check_prompts(prompts))
-        first = next(asked, None)
-        coming = None if first is None else runs.submit(rollout_step, first)
-        step = 0
-        while coming is not None:
-            _wait(runs, [coming], f"the generation of step {step}")
-            batch = returned(coming.result())
-            following = next(asked, None)
-            coming = None if following is None else runs.submit(rollout_step, following)
-            prepare(batch)
-            metrics = runs.run(train_step, batch)
-            if coming is not None:
-                _wait(runs, [coming], f"the generation of step {step + 1}")
-            sync()
-            yield record(step, batch, metrics)
-            step += 1
 
 
 def asynchronous(
@@ -204,7 +168,7 @@ class _Line:
             if self._preparing:
                 what += f", {len(self._preparing)} batches of which are being prepared"
             left_s = WAIT_S - (time.monotonic() - start_s)
-            for handle in _wait(self._runs, handles, what, timeout_s=left_s):
+            for handle in wait_for(self._runs, handles, what, timeout_s=left_s):
                 self._end(handle)
 
     def _choose(self) -> None:
@@ -251,7 +215,7 @@ class _Line:
         with self._changed:
             self._holding = True
         while (turn := self._turn) is not None:
-            _wait(self._runs, [turn], f"what {self._feed!r} still generates")
+            wait_for(self._runs, [turn], f"what {self._feed!r} still generates")
             self._end(turn)
 
     # ---- how calls and the loop end ----
@@ -287,9 +251,10 @@ class _Line:
             self._backlog.give_back(self._chosen)
 
 
-def _wait(
+def wait_for(
     runs: Executor, handles: list[Handle], what: str, *, timeout_s: float = WAIT_S
 ) -> list[Handle]:
+    """Those of ``handles`` that are done, once one is; TimeoutError names ``what`` never came."""
     done = runs.wait(handles, timeout_s=timeout_s) if timeout_s > 0 else []
     if not done:
         raise TimeoutError(

@@ -12,9 +12,9 @@ from rlkit.schedule.parts import check_prompts
 class Backlog:
     """Prompts, and groups of responses, between a stream of prompts and the trainer.
 
-    ``asynchronous`` makes one of the prompts it gets. One of yours outlives the loop: left early,
-    for whatever reason, another loop over it goes on with what was ready and generates again what
-    was half written. With a checkpointer it goes on in another process:
+    ``asynchronous`` and ``one_step_off`` make one of the prompts they get. One of yours outlives
+    the loop: left early, for whatever reason, another loop over it goes on with what was ready and
+    generates again what was half written. With a checkpointer it goes on in another process:
 
         backlog = rk.schedule.Backlog(stream, **restored.batches)
         rule = rule.rebase(version=restored.next_step)
@@ -30,34 +30,51 @@ class Backlog:
         trained.
         """
         self._prompts = iter(check_prompts(prompts))
-        self._waiting: deque[Any] = deque()
-        self._begun: dict[int, Any] = {}  # group id -> its prompt
+        self._waiting: deque[Any] = deque([] if unfinished is None else [unfinished])
+        self._begun: dict[Any, Any] = {}  # group id -> its prompt; or, of a whole batch, any key
         self.ready: list[Any] = [] if untrained is None else list(untrained.groups())
         """Prepared groups, not yet in the hands of the trainer."""
         self.changed = threading.Condition()
         """Hold it to look at what is here."""
-        if unfinished is not None:
-            self._queue(unfinished)
 
-    def _queue(self, prompts: Any) -> None:
-        if not hasattr(prompts, "select"):
-            raise TypeError(
-                f"prompts: got {type(prompts).__name__}, need batches of prompts: of a task, or "
-                "rk.tasks.prompt_batch([(prompt, answer), ...], tokenizer=model.tokenizer)."
-            )
-        self._waiting.extend(prompts.select([row]) for row in range(len(prompts)))
+    def _next(self) -> Any:
+        return self._waiting.popleft() if self._waiting else next(self._prompts, None)
 
     def begin(self) -> Any:
         """The next prompt, from now on being generated; None after the last."""
         with self.changed:
-            while not self._waiting:
-                prompts = next(self._prompts, None)
-                if prompts is None:
-                    return None
-                self._queue(prompts)
-            prompt = self._waiting.popleft()
-            self._begun[_id(prompt)] = prompt
-            return prompt
+            while (prompts := self._next()) is not None:
+                if not hasattr(prompts, "select"):
+                    raise TypeError(
+                        f"prompts: got {type(prompts).__name__}, need batches of prompts: of a "
+                        "task, or rk.tasks.prompt_batch([(prompt, answer), ...], "
+                        "tokenizer=model.tokenizer)."
+                    )
+                if len(prompts) == 1:
+                    self._begun[_id(prompts)] = prompts
+                    return prompts
+                rows = range(len(prompts))
+                self._waiting.extendleft(prompts.select([row]) for row in reversed(rows))
+            return None
+
+    def begin_batch(self) -> Any:
+        """The next batch of prompts, as it came from the stream, from now on being generated."""
+        with self.changed:
+            prompts = self._next()
+            if prompts is not None:
+                self._begun[object()] = prompts
+            return prompts
+
+    def finish_batch(self) -> None:
+        """The batch that was begun first is in the hands of the trainer."""
+        with self.changed:
+            self._begun.pop(next(iter(self._begun)))
+
+    def take(self) -> Any:
+        """All that is ready as one batch; None if nothing is."""
+        with self.changed:
+            groups, self.ready = self.ready, []
+            return groups[0].concat(groups) if groups else None
 
     def finish(self, groups: Iterable[Any]) -> None:
         """These groups are generated and prepared."""
@@ -88,7 +105,8 @@ class Backlog:
 
     def __repr__(self) -> str:
         with self.changed:
-            counts = len(self._waiting), len(self._begun), len(self.ready)
+            begun = sum(map(len, self._begun.values()))
+            counts = sum(map(len, self._waiting)), begun, len(self.ready)
         return "Backlog({} prompts waiting, {} groups begun, {} ready)".format(*counts)
 
 

@@ -12,7 +12,7 @@ from numbers import Real
 from typing import Any
 
 from rlkit.checks import fits, whole
-from rlkit.schedule import StalenessRule, ahead, in_turn
+from rlkit.schedule import StalenessRule, ahead, in_turn, one_step
 from rlkit.schedule.virtual import Future, Virtual
 from rlkit.sim.cost import logprobs, update
 from rlkit.sim.generation import Generation
@@ -93,7 +93,7 @@ def _synchronous(loop: "Loop") -> Iterator[Record]:
 def _one_step_off(loop: "Loop") -> Iterator[Record]:
     sync = partial(loop.runs.run, loop.sync)
     parts = (loop.generation.rollout_step, loop.prepare, loop.train_step, sync)
-    return ahead.one_step_off(loop.prompts(), *parts, loop.runs)
+    return one_step.one_step_off(loop.prompts(), *parts, loop.runs)
 
 
 def _asynchronous(loop: "Loop") -> Iterator[Record]:

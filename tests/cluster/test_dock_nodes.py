@@ -15,7 +15,9 @@ import numpy as np
 sys.path.insert(0, TESTS)
 from conftest import several_nodes
 import rlkit as rk
+from functools import partial
 from rlkit.dock import GRPO
+from rlkit.dock.samplers import whole_groups
 
 class Hand:
     def __init__(self, dock, context):
@@ -29,6 +31,15 @@ class Hand:
         uids = np.arange(4) + 100 * self.rank
         rows = {"response_ids": [torch.arange(1000)] * 4, "prompt_ids": [torch.arange(8)] * 4}
         self.dock.put(rows, uids, stage="rollout", group_ids=np.full(4, self.rank))
+
+    def share(self):
+        uids = 1000 + 10 * np.arange(4) + self.rank
+        groups = 1000 + np.arange(4)
+        self.dock.put({"answer": uids.tolist()}, uids, stage="rollout", group_ids=groups)
+
+    def whole(self):
+        lease = self.dock.get("teach", ["answer"], 4, partial(whole_groups, group_size=4))
+        return lease.batch["group_ids"].tolist(), lease.batch["answer"].tolist()
 
     def judge(self, n):
         import torch
@@ -47,6 +58,8 @@ with rk.launch(address=nodes.address) as cluster:
     judged = hands.judge(4)
     moved = dock.traffic()
     received = cluster.store.received_bytes - before
+    hands.share()
+    split = hands.whole()
     away = next(i for i in range(4) if homes[i] != dock.node)
     lost_node = homes[away]
     (raylet,) = [n for n in nodes.worker_nodes if n.node_id == lost_node]
@@ -59,9 +72,13 @@ with rk.launch(address=nodes.address) as cluster:
     whole = dock.fetch(left, ["response_ids"])["response_ids"]
     dock.put({"response_ids": [whole[0]] * len(lost)}, lost, stage="rollout")
     again = dock.fetch(lost, ["response_ids"])["response_ids"]
+    parts = lost[lost >= 1000]
+    dock.put({"answer": parts.tolist()}, parts, group_ids=1000 + (parts - 1000) // 10)
+    rejoined = dock.get("teach", ["answer"], 16, partial(whole_groups, group_size=4))
     print(json.dumps(dict(
         homes=homes, judged=judged, received=received, lost=lost.tolist(), away=away,
         lost_s=lost_s, again=list(again.shape), moved=moved.to_dict("records"),
+        split=split, rejoined=rejoined.batch["answer"].tolist(),
     )))
 nodes.shutdown()
 """
@@ -108,5 +125,15 @@ def test_a_lost_node_is_reported_exactly_and_the_run_goes_on(found):
     print(f"dock.lost took {found['lost_s']:.1f} s")
     away = found["away"]
     expected = {100 * away + i for i in range(4)} | set(found["judged"][away])
+    expected |= {1000 + 10 * group + away for group in range(4)}
     assert found["lost"] == sorted(expected)
     assert found["again"] == [len(expected), 1000]
+
+
+def test_groups_split_over_all_nodes_are_leased_whole_also_when_a_node_is_lost(found):
+    rows = {1000 + g: [1000 + 10 * g + rank for rank in range(4)] for g in range(4)}
+    assert {groups[0] for groups, _ in found["split"]} == set(rows)
+    for groups, answers in found["split"]:
+        assert len(set(groups)) == 1
+        assert sorted(answers) == rows[groups[0]]
+    assert sorted(found["rejoined"]) == sorted(uid for uids in rows.values() for uid in uids)

@@ -12,7 +12,7 @@ import ray
 import torch
 
 from rlkit.batch import Batch
-from rlkit.dock import GRPO, Graph, Stage, StaleLeaseError
+from rlkit.dock import GRPO, Graph, LocalTransport, Stage, StaleLeaseError, TransferDock
 from rlkit.dock.messages import ClosedError
 from rlkit.rows import Rows
 from rlkit.store import Column
@@ -136,6 +136,49 @@ def test_a_killed_controller_forgets_neither_rows_nor_leases(dock, uids):
     found = [*first.uids, *held.uids, *rest.uids]
     assert sorted(found) == uids.tolist()
     dock.ack(rest)
+
+
+def test_a_get_that_waits_outlives_its_controller(dock, uids):
+    found = []
+    get = lambda: found.append(dock.get("patient", ["answer"], 4, timeout_s=60).uids)
+    thread = threading.Thread(target=get)
+    thread.start()
+    time.sleep(0.5)
+    os.kill(controller_pid(dock, "patient"), signal.SIGKILL)
+    dock.put({"answer": list("abcd")}, uids)
+    thread.join(90)
+    assert found[0].tolist() == uids.tolist()
+
+
+def test_a_get_whose_controller_is_killed_still_ends_in_time(dock, uids):
+    pid = controller_pid(dock, "patient")
+    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+    with pytest.raises(TimeoutError, match="stage 'patient' got no 1 row with columns"):
+        dock.get("patient", ["answer"], 1, timeout_s=2)
+
+
+def test_a_snapshot_with_leased_rows_comes_back_twice_and_on_other_nodes(ray_cluster):
+    dock = ray_cluster.dock(graph=Graph((Stage("train", reads=("x",)),)), timeout_s=20)
+    other = dock.at(holder="other")
+    x = torch.arange(1_200_000.0)  # an object of the store
+    dock.put({"x": Rows(x, torch.full((4,), 300_000))}, range(4), group_ids=[0, 0, 1, 1])
+    dock.ack(dock.get("train", ["x"], 1))
+    held = other.get("train", ["x"], 2)
+    saved = dock.snapshot()
+    other.ack(held)
+    local = TransferDock(LocalTransport(("a", "b")))
+    for again in (dock, dock, local):
+        again.restore(saved)
+        with pytest.raises(StaleLeaseError):
+            again.ack(held)
+        lease = again.get("train", ["x"], 3)
+        assert lease.uids.tolist() == [1, 2, 3]
+        assert lease.batch["group_ids"].tolist() == [0, 1, 1]
+        assert torch.equal(lease.batch["x"].flatten(), x[300_000:])
+        again.ack(lease)
+    dock.restore(local.snapshot())
+    assert len(dock.frame()) == 3
+    dock.transport.close()
 
 
 def test_a_worker_is_a_holder_by_its_name(hand):

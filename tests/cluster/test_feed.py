@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import time
+from functools import partial
 
 import numpy as np
 import psutil
@@ -11,7 +12,7 @@ import pytest
 
 import rlkit as rk
 from rlkit.algo import clipped_policy_loss, group_relative
-from rlkit.schedule import StalenessRule, asynchronous
+from rlkit.schedule import StalenessRule, asynchronous, one_step_off
 
 pytestmark = pytest.mark.ray
 
@@ -180,6 +181,30 @@ def test_an_interrupt_in_a_step_on_ray_and_another_loop_goes_on(ray_cluster):
     loop.prompts = prompts
     check_once(loop, records)
     assert [record["step"] for record in records] == list(range(6))
+
+
+@pytest.mark.slow
+def test_one_step_off_goes_on_after_kill_9_of_a_rollout_worker(ray_cluster):
+    loop, batches = Loop(ray_cluster), []
+    backlog, (rollout,) = rk.schedule.Backlog(loop.prompts), loop.rollouts
+
+    def generate(prompts, *, dies=True):
+        if dies and len(batches) == 2:
+            kill(rollout, 1)
+        return rollout.generate(prompts, n=N, temperature=3.0)
+
+    def train(batch):
+        metrics = loop.train(batch)
+        batches.append({"batch": batch})
+        return metrics
+
+    rest = (loop.prepare, train, loop.sync)
+    with pytest.raises(RuntimeError, match="died"):
+        list(one_step_off(backlog, generate, *rest))
+    ray_cluster.respawn(rollout)
+    loop.sync()
+    list(one_step_off(backlog, partial(generate, dies=False), *rest))
+    check_once(loop, batches)
 
 
 @pytest.mark.slow

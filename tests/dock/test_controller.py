@@ -84,6 +84,18 @@ def test_a_restored_controller_takes_a_known_row_for_known():
     assert controller.view().num_rows == 2
 
 
+def test_a_request_that_is_sent_again_gets_the_lease_whose_answer_died_with_the_controller():
+    ledger = {}
+    first, second = (Controller("train", commit=ledger.__setitem__) for _ in range(2))
+    first.notice(notice("a", 1, range(4)))
+    asked = Request(columns=("x",), n=2, least=2, holder="h", sampler=in_order, id="asked-1")
+    lost = first.get(asked, timeout_s=0)
+    second.restore([notice("a", 1, range(4))], {"leases": ledger, "last": lost.token}, leased=True)
+    assert second.get(asked, timeout_s=0).token == lost.token
+    other = second.get(replace(asked, id="asked-2"), timeout_s=0)
+    assert other.places.uids.tolist() == [2, 3]
+
+
 def test_retired_rows_are_known_however_many_came_after():
     retired = Retired([3, 1])
     retired.add(np.arange(10_000, 30_000))

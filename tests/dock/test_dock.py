@@ -1,3 +1,4 @@
+import pickle
 import threading
 import time
 from functools import partial
@@ -553,6 +554,21 @@ def test_a_snapshot_goes_into_a_dock_of_other_nodes():
     assert other.at(partition="val").get("score", ["x"], 1).batch["x"].tolist() == [2]
 
 
+def test_a_snapshot_of_two_nodes_restored_twice_on_one_frees_what_all_consumed():
+    two = Graph((Stage("score", reads=("x",), writes=("r",)), Stage("train", reads=("x",))))
+    dock, _ = make_dock(("a", "b"), graph=two)
+    put_numbers(dock, range(3))
+    dock.ack(dock.get("score", ["x"], 2))
+    dock.at(node="b").put({"r": torch.zeros(3)}, range(3), stage="score")
+    other, _ = make_dock(("c",), graph=two)
+    saved = pickle.loads(pickle.dumps(dock.snapshot()))
+    for _ in range(2):
+        other.restore(saved)
+        assert len(other.frame()) == 3
+        other.ack(other.get("train", ["x", "r"], 3))
+        assert other.frame()["uid"].tolist() == [2]
+
+
 def test_nobody_acknowledges_while_a_snapshot_is_taken():
     dock = TransferDock()
     put_numbers(dock, [0])
@@ -686,6 +702,7 @@ pairs = grouped(2)
         (lambda d: d.at(node="b"), ValueError, "node: got 'b', need one of"),
         (lambda d: d.lost("b"), ValueError, "node: got 'b', need one of"),
         (lambda d: d.restore({}), TypeError, r"need what dock.snapshot\(\) returned"),
+        (lambda d: d.restore({"rows": 1, "stages": 2}), TypeError, "snapshot: got dict, need what"),
         (lambda d: TransferDock(GRPO), TypeError, "transport: got Graph"),
         (lambda d: LocalTransport("ab"), ValueError, "nodes: got 'ab'"),
         (lambda d: LocalTransport(["a", "a"]), ValueError, r"nodes: got \['a', 'a'\]"),
@@ -780,6 +797,19 @@ def test_values_of_another_dtype_are_refused_while_other_rows_have_the_first(whe
     assert sum(r.value["rows"] for r in stats(dock).values()) == 2
     dock.put({"x": torch.ones(2)}, [0, 1])  # all of them
     assert dock.fetch([0, 1], ["x"])["x"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("where", ["a", "b"])
+def test_values_of_another_dtype_that_are_refused_cost_none_of_the_old(where):
+    dock, _ = make_dock(("a", "b"))
+    put_numbers(dock, range(2))
+    put_numbers(dock.at(node="b"), range(2, 4))
+    with pytest.raises(TypeError, match=r"x: got scalar float32 .* need scalar int64, as 2 other"):
+        dock.at(node=where).put({"x": torch.ones(2)}, [0, 1])
+    assert dock.fetch(range(4), ["x"])["x"].tolist() == [0, 1, 2, 3]
+    dock.put({"x": torch.ones(4)}, range(4))  # all of them, on both nodes
+    assert dock.fetch(range(4), ["x"])["x"].tolist() == [1.0] * 4
+    assert [r.value["rows"] for r in stats(dock).values()] == [4, 0]
 
 
 def test_rows_that_nobody_put_are_not_blamed_on_a_stage():

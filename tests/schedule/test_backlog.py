@@ -9,7 +9,15 @@ from test_ahead import SlowFeed
 from test_in_turn import Loop
 
 import rlkit as rk
-from rlkit.schedule import Backlog, Inline, StalenessRule, Threads, ahead, asynchronous
+from rlkit.schedule import (
+    Backlog,
+    Inline,
+    StalenessRule,
+    Threads,
+    ahead,
+    asynchronous,
+    one_step_off,
+)
 
 SIZE, RULE = 4, StalenessRule(groups_per_step=4, max_staleness=2)
 
@@ -168,6 +176,48 @@ def test_a_rule_counts_what_is_ready(loop):
     )
     assert line.rule.accepted == 4 + num
     assert line.rule.running == 0
+
+
+# ---- one step off ----
+
+
+def one_off(loop, prompts, *, executor=None):
+    parts = (loop.generate, loop.prepare, loop.train, loop.sync)
+    return one_step_off(prompts, *parts, executor or Threads())
+
+
+@pytest.mark.parametrize("executor", [Inline, Threads])
+def test_one_step_off_left_after_each_step_trains_every_group_once(loop, executor):
+    prompts, records = loop.prompts(4), []
+    backlog = Backlog(prompts)
+    while (record := next(one_off(loop, backlog, executor=executor()), None)) is not None:
+        records.append(record)
+        assert not engine_of(loop).uids
+        with backlog.held() as batches:
+            assert len(batches.get("unfinished", [])) == (6 if len(records) < 4 else 0)
+    assert groups_of(records) == [g for batch in prompts for g in batch.meta["group_ids"]]
+
+
+@pytest.mark.parametrize("part", ["generate", "prepare", "train", "sync"])
+@pytest.mark.parametrize("executor", [Inline, Threads])
+def test_one_step_off_interrupted_in_a_part_trains_every_group_once(loop, part, executor):
+    prompts, records, whole = loop.prompts(4), [], getattr(loop, part)
+    backlog = Backlog(prompts)
+    error = ArithmeticError("x") if part == "generate" else KeyboardInterrupt()
+    setattr(loop, part, fails(2, error)(whole))
+    with pytest.raises(type(error)):
+        records.extend(one_off(loop, backlog, executor=executor()))
+    assert not engine_of(loop).uids
+    setattr(loop, part, whole)
+    loop.sync()
+    generated = loop.events.count("generate")
+    records += one_off(loop, backlog, executor=executor())
+    trained, wanted = groups_of(records), [g for p in prompts for g in p.meta["group_ids"]]
+    lost = wanted[6:12] if part == "sync" else []  # trained, and their record was never seen
+    assert trained == [group for group in wanted if group not in lost]
+    assert loop.actor.version == 4
+    again = loop.events.count("generate") - generated
+    assert again == {"generate": 3, "prepare": 3, "train": 2, "sync": 2}[part]
 
 
 # ---- another process goes on ----
