@@ -15,7 +15,7 @@ from IPython.core.events import EventManager
 
 from rlkit.metrics import MetricLog
 from rlkit.viz import Dashboard
-from rlkit.viz.dashboard import call_in_thread
+from rlkit.viz.live import call_in_thread
 
 
 class BrokenLog(MetricLog):
