@@ -30,12 +30,6 @@ class BrokenLog(MetricLog):
 
 
 @pytest.fixture
-def in_notebook(monkeypatch):
-    """As in a Jupyter kernel: widgets live without a front end."""
-    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
-
-
-@pytest.fixture
 def show(timeline, in_notebook):
     """Make a dashboard on the test's time."""
 
