@@ -22,6 +22,12 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def need(ok: bool, message: str) -> None:
+    """ValueError with the message unless ``ok``."""
+    if not ok:
+        raise ValueError(message)
+
+
 def whole(name: str, value: Any, *, least: int = 1, what: str = "") -> int:
     """``value`` as an int: TypeError if it is none (or a bool), ValueError below ``least``.
 

@@ -168,8 +168,7 @@ def check_shape(name: str, x: Tensor, shape: Sequence[int]) -> None:
     if x.shape != tuple(shape):  # broadcasting would hide it
         raise ValueError(
             f"{name}: got shape {tuple(x.shape)}, need {list(shape)}, one value a row or a "
-            "response token. "
-            "Pass values made from this batch's own columns."
+            "response token. Pass values made from this batch's own columns."
         )
 
 

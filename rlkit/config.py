@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from numbers import Real
 from typing import Any, get_args
 
-from rlkit.checks import did_you_mean, whole
+from rlkit.checks import did_you_mean, need, whole
 from rlkit.layout import Layout
 from rlkit.model_spec import LatentAttention, MixtureOfExperts, ModelSpec
 
@@ -26,11 +26,6 @@ __all__ = [
 
 MIN_TEMPERATURE = 1e-3
 """The lowest of sampling; 0 is greedy."""
-
-
-def _need(ok: bool, message: str) -> None:
-    if not ok:
-        raise ValueError(message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,18 +52,18 @@ class SamplingParams:
         # Below, logits / temperature leaves the range in which float32 tells logprobs apart.
         number = isinstance(self.temperature, Real)
         fits = number and (self.temperature == 0 or self.temperature >= MIN_TEMPERATURE)
-        _need(
+        need(
             fits and math.isfinite(self.temperature),
             f"temperature: got {self.temperature}, need 0 (greedy) or a finite number of at least "
             f"{MIN_TEMPERATURE}.",
         )
-        _need(
+        need(
             not isinstance(self.stop, str) and all(self.stop),
             f"stop: got {self.stop!r}, need a tuple of strings that are not empty.",
         )
         whole("top_k", self.top_k, least=0)
-        _need(0 < self.top_p <= 1, f"top_p: got {self.top_p}, need above 0, at most 1 (1: all).")
-        _need(0 <= self.min_p <= 1, f"min_p: got {self.min_p}, need 0 (all) to 1.")
+        need(0 < self.top_p <= 1, f"top_p: got {self.top_p}, need above 0, at most 1 (1: all).")
+        need(0 <= self.min_p <= 1, f"min_p: got {self.min_p}, need 0 (all) to 1.")
 
     @property
     def cuts(self) -> bool:
@@ -95,7 +90,7 @@ class LearningRate:
     def __post_init__(self) -> None:
         for name in ("warmup_steps", "decay_steps"):
             value = getattr(self, name)
-            _need(value >= 0, f"LearningRate.{name}: got {value}, need at least 0.")
+            need(value >= 0, f"LearningRate.{name}: got {value}, need at least 0.")
 
     def __call__(self, step: int) -> float:
         """Factor for optimizer step ``step``, counted from 0."""
@@ -131,7 +126,7 @@ def cosine(total_steps: int, *, warmup_steps: int = 0, final: float = 0.0) -> Le
 
 
 def _decay(total_steps: int, warmup_steps: int) -> int:
-    _need(
+    need(
         total_steps > warmup_steps,
         f"total_steps: got {total_steps}, need more than warmup_steps={warmup_steps}.",
     )
@@ -157,12 +152,12 @@ class OptimConfig:
     """Factor on ``lr`` by optimizer step."""
 
     def __post_init__(self) -> None:
-        _need(
+        need(
             self.max_grad_norm > 0,
             f"OptimConfig.max_grad_norm: got {self.max_grad_norm}, need a number above 0 (inf: "
             "no clipping).",
         )
-        _need(
+        need(
             all(0 <= beta < 1 for beta in self.betas) and len(self.betas) == 2,
             f"OptimConfig.betas: got {self.betas}, need two numbers in [0, 1).",
         )

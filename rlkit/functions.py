@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from rlkit.lines import Lines, lines_of, show, source_lines
+from rlkit.source_lines import Lines, lines_of, show, source_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,8 @@ def _fact(value: Any, seen: frozenset[int]) -> str | None:
     if _travels(value) or _is_local(value):
         return None if id(value) in seen else source_of(value, _seen=seen).hash
     if inspect.isroutine(value):
-        return f"{getattr(value, '__module__', '')}.{value.__qualname__}"
+        named = value if hasattr(value, "__qualname__") else type(value)  # a cached_property
+        return f"{getattr(named, '__module__', '')}.{named.__qualname__}"
     return None
 
 

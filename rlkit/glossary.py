@@ -35,11 +35,7 @@ _ROWS = (
     ("eval/pass_at_k", "1", "probability that one of k responses to a held-out prompt is right"),
     ("eval/num_failed", "", "held-out responses that could not be judged, in no mean"),
     ("response/length_mean_tokens", "tokens", "mean response length"),
-    (
-        "policy/loss",
-        "",
-        "policy loss, signed, averaged over the trainable tokens of an optimizer step",
-    ),
+    ("policy/loss", "", "policy loss, signed, mean over the trainable tokens of an optimizer step"),
     ("policy/clip_fraction", "", "share of trainable tokens whose ratio the clip holds back"),
     ("policy/ratio_mean", "", "mean of new over old probability"),
     ("policy/ratio_max", "", "largest ratio of new over old probability"),
@@ -54,11 +50,7 @@ _ROWS = (
     ("policy/kl_ref", "nats", "KL from the reference policy, estimated on sampled tokens"),
     ("policy/kl_old", "nats", "KL from the old policy, estimated on sampled tokens"),
     ("policy/gate_mean", "", "mean of SAPO's gate on the gradient, 1 on-policy"),
-    (
-        "policy/behaviour_weight_mean",
-        "",
-        "mean of proximal over behaviour probability, as decoupled PPO applies it",
-    ),
+    ("policy/behaviour_weight_mean", "", "mean proximal over behaviour probability, as applied"),
     ("policy/behaviour_weight_max", "", "largest of these weights"),
     ("mismatch/logprob_mean", "nats", "mean distance of the trainer's logprobs from the engine's"),
     ("mismatch/logprob_max", "nats", "largest of these distances"),
@@ -83,11 +75,7 @@ _ROWS = (
     ("actor/grad_norm", "", "L2 norm of the gradient before clipping"),
     ("actor/lr", "", "learning rate of the last optimizer step"),
     ("actor/version", "steps", "policy version: train steps done"),
-    (
-        "actor/skipped_steps",
-        "steps",
-        "optimizer steps skipped: a gradient that is not finite, or too few prompts with a reward",
-    ),
+    ("actor/skipped_steps", "steps", "skipped: gradient not finite, or too few prompts rewarded"),
     ("actor/loss_hash", "", "12 hex digits over the loss's source and what it captured"),
     ("staleness/head_steps", "steps", "train steps from a response's first token to its training"),
     ("staleness/tail_steps", "steps", "train steps from a response's last token to its training"),
@@ -107,16 +95,8 @@ _ROWS = (
     ("time/dock_s", "s", "wall time of moving samples (simulated runs)"),
     ("time/checkpoint_s", "s", "wall time of saving or loading a checkpoint"),
     ("time/other_s", "s", "step time in none of the stages above"),
-    (
-        "throughput/tokens_per_s",
-        "tokens/s",
-        "prompt + response tokens of trained samples over time/step_s",
-    ),
-    (
-        "throughput/tokens_per_s_per_device",
-        "tokens/s/device",
-        "throughput/tokens_per_s over the cluster's devices",
-    ),
+    ("throughput/tokens_per_s", "tokens/s", "prompt + response tokens trained, over time/step_s"),
+    ("throughput/tokens_per_s_per_device", "tokens/s/device", "that over the cluster's devices"),
 )
 GLOSSARY: dict[str, Metric] = {row[0]: Metric(*row) for row in _ROWS}
 """Every metric rlkit writes: name, unit, meaning."""

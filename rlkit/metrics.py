@@ -45,11 +45,7 @@ class StepMetrics(dict):
     @staticmethod
     def merge(ranks: Sequence["StepMetrics"]) -> "StepMetrics":
         """One rank's parts each -> the metrics of the call."""
-        names = dict.fromkeys(name for rank in ranks for name in rank.shares)
-        shares = {
-            name: reduce_metric(name, [rank.shares[name] for rank in ranks if name in rank.shares])
-            for name in names
-        }
+        shares = reduce_metrics([rank.shares for rank in ranks])
         return StepMetrics(shares, same=ranks[0].same, sources=ranks[0].sources)
 
     def __or__(self, other: Mapping[str, Any]) -> "StepMetrics":
@@ -76,14 +72,15 @@ def _step_metrics(
     return out
 
 
-def reduce_metric(name: str, values: Sequence[float]) -> float:
-    """Parts of one metric, of micro-batches or ranks, as one number.
+def reduce_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of micro-batches, steps or ranks as one: sums, of names in _max and _min the extreme.
 
-    Their sum, or the maximum or minimum.
+    A part may lack some of the names.
     """
-    if name.endswith("_max"):
-        return max(values)
-    return min(values) if name.endswith("_min") else sum(values)
+    names = dict.fromkeys(name for part in parts for name in part)
+    values = {name: [part[name] for part in parts if name in part] for name in names}
+    how = {"_max": max, "_min": min}
+    return {name: how.get(name[-4:], sum)(found) for name, found in values.items()}
 
 
 class MetricLog:
@@ -206,8 +203,7 @@ def _plain(name: str, value: Any) -> Any:
     if item is None or getattr(value, "ndim", 0) != 0:
         raise TypeError(
             f"{name}: got {type(value).__name__} {getattr(value, 'shape', '')}, need a number, a "
-            "0-d tensor or a "
-            "short string. Reduce it first, with .mean() or batch.token_mean."
+            "0-d tensor or a short string. Reduce it first, with .mean() or batch.token_mean."
         )
     return item()
 

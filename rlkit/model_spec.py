@@ -2,12 +2,7 @@
 
 from dataclasses import dataclass
 
-from rlkit.checks import whole
-
-
-def _need(ok: bool, message: str) -> None:
-    if not ok:
-        raise ValueError(message)
+from rlkit.checks import need, whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +27,7 @@ class MixtureOfExperts:
             whole(f"MixtureOfExperts.{name}", getattr(self, name))
         for name in ("num_shared_experts", "num_dense_layers"):
             whole(f"MixtureOfExperts.{name}", getattr(self, name), least=0)
-        _need(
+        need(
             self.experts_per_token <= self.num_experts,
             f"MixtureOfExperts: got experts_per_token={self.experts_per_token}, need at most "
             f"num_experts={self.num_experts}.",
@@ -106,13 +101,13 @@ class ModelSpec:
             "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim",
         ):  # fmt: skip
             value = getattr(self, name)
-            _need(value >= 1, f"ModelSpec.{name}: got {value}, need at least 1.")
-        _need(
+            need(value >= 1, f"ModelSpec.{name}: got {value}, need at least 1.")
+        need(
             self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0,
             f"ModelSpec: got num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}; need a "
             "num_kv_heads that divides num_heads.",
         )
-        _need(
+        need(
             self.head_dim % 2 == 0,
             f"ModelSpec.head_dim: got {self.head_dim}, need an even number: rotary embeddings "
             "turn pairs.",

@@ -31,8 +31,7 @@ def setup(seed: int = 0) -> None:
     kind = device.platform("auto").kind
     print(
         f"rlkit {metadata.version('rlkit')}, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, "
-        f"{device.num_devices(kind)} x {kind}, seed {seed}"
+        f"{torch.__version__}, {device.num_devices(kind)} x {kind}, seed {seed}"
     )
 
 

@@ -30,8 +30,7 @@ def cut_groups(group_ids: np.ndarray, num: int, *, seed: int) -> list[np.ndarray
     if len(groups) < num:
         raise ValueError(
             f"minibatches: got {num} for {len(groups)} groups, need at most one a group: a group "
-            "is never cut. "
-            "Use fewer minibatches or more prompts."
+            "is never cut. Use fewer minibatches or more prompts."
         )
     order = np.random.Generator(np.random.PCG64(seed)).permutation(len(groups))
     return [

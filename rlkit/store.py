@@ -130,9 +130,7 @@ class Column:
         self.name, self.store, self.uids, self.expands = name, store, uids, expands
         self.outdated: Sequence[str] = ()  # what spoke of the rewards before these goes with them
         self._parts = parts
-        self._copies: dict[
-            int, Column
-        ] = {}  # of an immutable column in other stores, by id of the store
+        self._copies: dict[int, Column] = {}  # in other stores, by id of the store
 
     @property
     def parts(self) -> Sequence[Part]:
@@ -190,9 +188,8 @@ class Column:
                 left &= ~mine
         if left.any():
             raise KeyError(
-                f"{self.name}: {int(left.sum())} of {len(uids)} rows have no value, the first "
-                "with uid "
-                f"{int(uids[left][0])}. Run the stage that writes {self.name!r} on this batch."
+                f"{self.name}: {int(left.sum())} of {len(uids)} rows have no value, the first with "
+                f"uid {int(uids[left][0])}. Run the stage that writes {self.name!r} on this batch."
             )
         if not wanted and self.parts:  # an empty batch still has a kind and a dtype
             wanted, positions = [(self.parts[0], uids)], [np.zeros(0, dtype=np.int64)]

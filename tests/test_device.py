@@ -112,11 +112,6 @@ def test_an_unknown_kind_is_an_error_that_lists_the_known_ones(kind):
         device.platform(kind)
 
 
-def test_the_device_of_a_process_has_its_number_but_for_a_cpu():
-    assert device.torch_device("cpu", 3) == torch.device("cpu")
-    assert device.torch_device("cuda", 3) == torch.device("cuda:3")
-
-
 def test_a_process_may_see_all_devices_unless_the_variable_is_set(machine):
     machine()
     assert device.visible("npu") is None

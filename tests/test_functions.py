@@ -387,11 +387,22 @@ def test_sources_of_classes_are_found_in_many_threads():
     """Python 3.11's parser raises SystemError where two threads parse at once."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from rlkit import lines
+    from rlkit import source_lines
 
     classes = [rk.Batch, rk.MetricLog, rk.TorchEngine, rk.TorchBackend, rk.ActorWorker] * 8
     with ThreadPoolExecutor(8) as pool:
         for _ in range(3):
-            lines._classes.clear()
-            for found, cls in zip(pool.map(lines.source_lines, classes), classes, strict=True):
+            source_lines._classes.clear()
+            for found, cls in zip(
+                pool.map(source_lines.source_lines, classes), classes, strict=True
+            ):
                 assert found[0][0].startswith(("class", "@")), cls
+
+
+def test_a_class_with_a_cached_property_has_a_source():
+    class Worker:
+        @functools.cached_property
+        def three(self):
+            return 3
+
+    assert "return 3" in source_of(Worker).text

@@ -28,7 +28,7 @@ BASE = {
     "store",
     "planning",
     "functions",
-    "lines",
+    "source_lines",
     "shield",
     "waits",
 }

@@ -19,7 +19,7 @@ from rlkit.metrics import (
     STAGES,
     MetricLog,
     StepMetrics,
-    reduce_metric,
+    reduce_metrics,
     timer,
     tokens_per_s_per_device,
 )
@@ -317,7 +317,7 @@ def test_what_ranks_agree_on_is_not_added():
     ("name", "expected"), [("x", 6.0), ("x_max", 3.0), ("x_min", 1.0), ("max_x", 6.0)]
 )
 def test_the_ending_of_a_name_says_how_parts_become_one(name, expected):
-    assert reduce_metric(name, [1.0, 3.0, 2.0]) == expected
+    assert reduce_metrics([{name: value} for value in (1.0, 3.0, 2.0)]) == {name: expected}
 
 
 @pytest.mark.parametrize("again", [lambda m: pickle.loads(pickle.dumps(m)), copy.copy])

@@ -32,11 +32,9 @@ def first_receipt(name: str, answers: Any) -> Receipt:
 
 def check_parts(saved: Saved, content: Mapping[str, Any], **parts: Any) -> None:
     """ValueError for parts that the checkpoint has not; a warning for those it has in vain."""
-    absent = [name for name in parts["workers"] if name not in content["workers"]]
-    absent += [f"dock {name!r}" for name in parts["docks"] if name not in content["docks"]]
-    has_log = "log.json" in content["files"]
-    absent += ["prompts"] if parts["prompts"] is not None and content["prompts"] is None else []
-    absent += ["log"] if parts["log"] is not None and not has_log else []
+    there = _named({**content, "log": "log.json" in content["files"] or None})
+    given = _named(parts)
+    absent = [name for name in given if name not in there]
     if absent:
         raise ValueError(
             f"{saved.path}: got no {', '.join(absent)} in this checkpoint, which has the workers "
@@ -44,12 +42,15 @@ def check_parts(saved: Saved, content: Mapping[str, Any], **parts: Any) -> None:
         )
     if parts["prompts"] is not None:
         parts["prompts"].check_state(content["prompts"])
-    unused = [name for name in content["workers"] if name not in parts["workers"]]
-    unused += [f"dock {name!r}" for name in content["docks"] if name not in parts["docks"]]
-    unused += ["prompts"] if parts["prompts"] is None and content["prompts"] is not None else []
-    unused += ["log"] if parts["log"] is None and has_log else []
+    unused = [name for name in there if name not in given]
     if unused:
         logger.warning("%s: %s saved there, not loaded", saved.path, ", ".join(unused))
+
+
+def _named(parts: Mapping[str, Any]) -> list[str]:
+    """The parts that are there, in words."""
+    names = [*parts["workers"], *(f"dock {name!r}" for name in parts["docks"])]
+    return names + [name for name in ("prompts", "log") if parts[name] is not None]
 
 
 def store_of(workers: Mapping[str, Any]) -> RowStore:

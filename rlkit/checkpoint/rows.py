@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlkit.batch import Batch
-from rlkit.cluster.futures import Future
+from rlkit.cluster.futures import Ended, Future
 from rlkit.columns import META
 from rlkit.rows import Rows, concat
 from rlkit.store import Column
@@ -150,7 +150,7 @@ def read_batches(folder: Path, facts: Mapping[str, Any], *, store: RowStore) -> 
     for name, each in facts.items():
         batch = read_batch(folder / name, each, store=store)
         batch.draws = draws.setdefault(each["same_draws_as"], dict(each["draws"]))
-        found[name] = Future.ended(batch, name) if each["future"] else batch
+        found[name] = Ended(batch, name) if each["future"] else batch
     return found
 
 

@@ -35,11 +35,15 @@ def outgoing(value: Any, store: RowStore | None) -> Any:
     return value
 
 
-def incoming(value: Any, worker: str) -> Any:
-    """The argument as the worker sees it; of a dock it is a holder."""
-    if isinstance(value, TransferDock):
-        return value.arrived(worker)
-    return value.load() if isinstance(value, Shipped) else value
+def incoming(args: Any, kwargs: Any, worker: str) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments as the worker sees them; of a dock it is a holder."""
+
+    def arrived(value: Any) -> Any:
+        if isinstance(value, TransferDock):
+            return value.arrived(worker)
+        return value.load() if isinstance(value, Shipped) else value
+
+    return [*map(arrived, args)], {key: arrived(value) for key, value in kwargs.items()}
 
 
 def first_batch(args: Sequence[Any], kwargs: dict[str, Any]) -> Batch | None:

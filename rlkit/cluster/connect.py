@@ -26,8 +26,7 @@ def connect(kind: str, num_devices: int, *, address: str | None) -> tuple[Any, b
     if address not in (None, "auto") and not reachable(address):
         raise ConnectionError(
             f"launch: nothing answers at address={address!r}, need host:port of a running Ray "
-            "head. "
-            "Leave address out to start a cluster here."
+            "head. Leave address out to start a cluster here."
         )
     address = known_address(address) if address in (None, "auto") else address
     if address is not None:

@@ -30,16 +30,12 @@ class Answers(Protocol):
 class Future:
     """A group call that runs: ``result()`` waits for it, once or often."""
 
+    _outcome: tuple[Any, BaseException | None] | None = None
+
     def __init__(self, transport: Answers, ticket: Any, batch: Batch | None, what: str) -> None:
         self._transport, self._ticket, self._batch, self._what = transport, ticket, batch, what
-        self._outcome: tuple[Any, BaseException | None] | None = None
         self._lock = threading.RLock()  # two threads may ask: rows are taken over once
         when_collected(self, transport.abandon, ticket)
-
-    @classmethod
-    def ended(cls, value: Any, what: str) -> "Future":
-        """The future of a call that has ended with ``value``."""
-        return cls(_Ended(), value, None, what)
 
     def result(self, timeout_s: float | None = None) -> Any:
         """The call's result; its error is raised here.
@@ -79,17 +75,11 @@ class Future:
         return f"Future({self._what}, {'done' if self.done() else 'running'})"
 
 
-class _Ended:
-    """Has no calls on their way: a ticket is the result."""
+class Ended(Future):
+    """The future of a call that has ended with ``value``."""
 
-    def finish(self, ticket: Any, batch: Batch | None, timeout_s: float | None) -> Any:
-        return ticket
+    def __init__(self, value: Any, what: str) -> None:
+        self._what, self._outcome, self._lock = what, (value, None), threading.RLock()
 
-    def done(self, ticket: Any) -> bool:
-        return True
-
-    def cancel(self, ticket: Any) -> None:
-        pass
-
-    def abandon(self, ticket: Any) -> None:
-        pass
+    def cancel(self) -> None:
+        """Nothing: it has ended."""

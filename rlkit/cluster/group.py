@@ -22,9 +22,6 @@ _calls = itertools.count()
 class Transport(Answers, Protocol):
     """How calls reach the ranks of a group, and how they are made and ended."""
 
-    facts: list[dict[str, Any]]
-    """What is known of each worker since it started."""
-
     def build(self) -> None:
         """Make the workers."""
         ...
@@ -35,6 +32,10 @@ class Transport(Answers, Protocol):
 
     def kill(self) -> None:
         """End the workers."""
+        ...
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Facts of each worker, known since it started."""
         ...
 
     def check_open(self, method: str) -> None:
@@ -75,18 +76,11 @@ class WorkerGroup:
     """
 
     def __init__(
-        self,
-        cls: type,
-        name: str,
-        n: int,
-        *,
-        transport: Transport,
-        store: RowStore | None,
-        describe: Callable[[], list[dict[str, Any]]],
+        self, cls: type, name: str, n: int, *, transport: Transport, store: RowStore | None
     ) -> None:
         self.cls, self.name, self.n = cls, name, n
         self.methods = public_methods(cls)
-        self._transport, self._store, self._describe = transport, store, describe
+        self._transport, self._store = transport, store
 
     def __setattr__(self, name: str, value: Any) -> None:
         if "methods" in self.__dict__ and not name.startswith("_"):
@@ -172,6 +166,9 @@ class WorkerGroup:
         kwargs = {key: outgoing(value, self._store) for key, value in kwargs.items()}
         stage = trace.label(stage_of(method, name))
         return self._transport.start(name, args, kwargs, stage, next(_calls)), batch
+
+    def _describe(self) -> list[dict[str, Any]]:
+        return self._transport.describe()
 
     def frame(self) -> Any:
         """DataFrame, a row a worker: name, rank, device, node, process id."""

@@ -80,11 +80,11 @@ class WorkerHost:
             worker_class = cls.load()
             if meeting is not None:
                 context = replace(context, collective=self._join(context, meeting))
-            kwargs = {key: incoming(value, self.name) for key, value in kwargs.items()}
+            args, kwargs = incoming(args, kwargs, self.name)
             if accepts_context(worker_class):
                 kwargs["context"] = context
             self.context = context
-            self.worker = worker_class(*(incoming(value, self.name) for value in args), **kwargs)
+            self.worker = worker_class(*args, **kwargs)
         except Exception as error:
             return Failure.of(error, self.name)
         node = ray.get_runtime_context().get_node_id()
@@ -150,8 +150,7 @@ class WorkerHost:
         with trace.stage_span(
             stage, self._meter, worker=self.name, node=self._node, call=call
         ) as span:
-            args = [incoming(value, self.name) for value in args]
-            kwargs = {key: incoming(value, self.name) for key, value in kwargs.items()}
+            args, kwargs = incoming(args, kwargs, self.name)
             result = getattr(self.worker, method)(*args, **kwargs)
             if inspect.isgenerator(result):
                 result = self._hand_on(result, call, span)

@@ -28,45 +28,31 @@ def launch(
     all workers in this process. devices: ``cpu``, an accelerator's name, or ``auto`` for what the
     machine has. num_devices: how many workers fit (a CPU counts as 8 devices, which share its
     cores). seed: of all sampling. threads_per_worker: CPU threads of each worker process, with
-    ``local`` of this one.
-    timeout_s: limit of every wait.
+    ``local`` of this one. timeout_s: limit of every wait.
     """
-    return _launch(backend, devices, num_devices, seed, address, threads_per_worker, timeout_s)
-
-
-def _launch(
-    backend: str,
-    kind: str,
-    num_devices: int | None,
-    seed: int,
-    address: str | None,
-    threads: int,
-    timeout_s: float,
-) -> Any:
     if backend not in ("ray", "local"):
         raise ValueError(f"backend: got {backend!r}, need 'ray' or 'local'.")
     whole("seed", seed, least=0)
-    whole("threads_per_worker", threads)
+    whole("threads_per_worker", threads_per_worker)
     if num_devices is not None:
         whole("num_devices", num_devices)
     if timeout_s <= 0:
         raise ValueError(f"timeout_s: got {timeout_s}, need more than 0 seconds.")
-    facts = device.platform(kind)
+    facts = device.platform(devices)
     found = device.num_devices(facts.kind)
     if found == 0 and address is None:
         raise ValueError(
-            f"launch: got devices={kind!r}, and this machine has none that this torch can use. "
+            f"launch: got devices={devices!r}, and this machine has none that this torch can use. "
             "Use devices='auto' or 'cpu', or address= of a cluster that has them."
         )
     wanted = num_devices or (max(8, found) if facts is device.CPU else found)
     if facts is not device.CPU and address is None and wanted > found:
         raise ValueError(
-            f"launch: got num_devices={wanted} of kind {facts.kind!r}, need at most {found}, "
-            "what this machine has. "
-            "Use fewer, devices='cpu', or address= of a cluster that has them."
+            f"launch: got num_devices={wanted} of kind {facts.kind!r}, need at most {found}, what "
+            "this machine has. Use fewer, devices='cpu', or address= of a cluster that has them."
         )
     if backend == "local":
-        return LocalCluster(device=facts.kind, seed=seed, threads=threads)
+        return LocalCluster(device=facts.kind, seed=seed, threads=threads_per_worker)
     while _current:
         old = _current.pop()
         if old.open:
@@ -79,7 +65,7 @@ def _launch(
         num_devices=wanted,
         seed=seed,
         address=address,
-        threads=threads,
+        threads=threads_per_worker,
         timeout_s=timeout_s,
     )
     _current.append(cluster)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlkit import trace
 from rlkit.batch import Batch
+from rlkit.cluster.base import Cluster
 from rlkit.cluster.calls import (
     current_class,
     default_name,
@@ -19,24 +20,20 @@ from rlkit.cluster.calls import (
 )
 from rlkit.cluster.group import WorkerGroup
 from rlkit.config import Layout
-from rlkit.dock import CentralDock, Graph, LocalTransport, TransferDock
+from rlkit.dock import LocalTransport
 from rlkit.functions import ship
-from rlkit.html import table
 from rlkit.workers.context import WorkerContext
 
 
-class LocalCluster:
+class LocalCluster(Cluster):
     """Workers as objects of this process; made by ``rk.launch(backend="local")``."""
 
     def __init__(self, *, device: str, seed: int, threads: int = 1) -> None:
         import torch
 
-        torch.set_num_threads(
-            threads
-        )  # small models gain nothing from more, and lose on a busy CPU
+        torch.set_num_threads(threads)  # more gain small models nothing on a busy CPU
         self.device, self.seed, self.num_devices = device, seed, 1
-        self.groups: dict[str, WorkerGroup] = {}
-        self.open = True
+        self.groups, self.open = {}, True
 
     def spawn(
         self,
@@ -49,8 +46,7 @@ class LocalCluster:
         **kwargs: Any,
     ) -> WorkerGroup:
         """One worker of ``cls(*args, **kwargs)`` in this process; several need a Ray cluster."""
-        if not self.open:
-            raise RuntimeError("cluster: it was shut down; launch a new one.")
+        self._check_open("spawn")
         if (n := num_workers(n, layout, None)) != 1:
             raise ValueError(
                 f"spawn: got {n} workers, need n=1: backend='local' has one process. "
@@ -58,53 +54,19 @@ class LocalCluster:
             )
         name = name or default_name(cls, list(self.groups))
         transport = _InProcess(self, cls, args, kwargs, name)
-        group = WorkerGroup(
-            cls, name, 1, transport=transport, store=None, describe=transport.describe
-        )
-        self.groups[name] = group
-        return group
+        self.groups[name] = WorkerGroup(cls, name, 1, transport=transport, store=None)
+        return self.groups[name]
 
-    def dock(
-        self,
-        *,
-        graph: Graph | None = None,
-        capacity: int | None = None,
-        lease_s: float = 60.0,
-        timeout_s: float = 60.0,
-        central: bool = False,
-    ) -> TransferDock:
-        """A transfer dock in this process, with the options of one on Ray."""
-        if not self.open:
-            raise RuntimeError("cluster: it was shut down; launch a new one.")
-        transport = LocalTransport(graph=graph, capacity=capacity, lease_s=lease_s)
-        return (CentralDock if central else TransferDock)(transport, timeout_s=timeout_s)
-
-    def respawn(self, group: WorkerGroup) -> None:
-        """Build the group's worker again, from the class as it is now; its state is lost."""
-        group._transport.respawn()
+    def _dock_transport(self, **options: Any) -> LocalTransport:
+        return LocalTransport(**options)
 
     def shutdown(self) -> None:
         """Forget the workers."""
         self.groups.clear()
         self.open = False
 
-    def frame(self) -> Any:
-        """DataFrame, a row a worker."""
-        import pandas as pd
-
-        return pd.DataFrame([row for group in self.groups.values() for row in group._describe()])
-
-    def __enter__(self) -> "LocalCluster":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.shutdown()
-
     def __repr__(self) -> str:
         return f"LocalCluster({self.device}, {len(self.groups)} groups)"
-
-    def _repr_html_(self) -> str:
-        return table("Local cluster", [row for g in self.groups.values() for row in g._describe()])
 
 
 class _InProcess:
@@ -136,10 +98,7 @@ class _InProcess:
         self.worker = None
 
     def check_open(self, method: str) -> None:
-        if not self.cluster.open:
-            raise RuntimeError(
-                f"{self.name}.{method}: the cluster was shut down; launch a new one."
-            )
+        self.cluster._check_open(f"{self.name}.{method}")
 
     def start(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         with self._lock:
@@ -148,10 +107,8 @@ class _InProcess:
     def _call(self, method: str, args: Any, kwargs: Any, stage: str, call: int) -> Any:
         batch, me = first_batch(args, kwargs), f"{self.name}/0"
         with trace.stage_span(stage, self._meter, worker=me, call=call) as span:
-            result = getattr(self.worker, method)(
-                *(incoming(value, me) for value in args),
-                **{key: incoming(value, me) for key, value in kwargs.items()},
-            )
+            args, kwargs = incoming(args, kwargs, me)
+            result = getattr(self.worker, method)(*args, **kwargs)
             span.devices = self.cluster.num_devices
             if inspect.isgenerator(result):  # its body runs piece by piece, in spans of their own
                 return self._pieces(result, stage, call)
@@ -200,8 +157,6 @@ class _InProcess:
 
 def accepts_context(cls: type) -> bool:
     """Whether a worker class asks for its place in the cluster."""
-    import inspect
-
     return "context" in inspect.signature(cls).parameters
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
+from rlkit.cluster.base import Cluster
 from rlkit.cluster.calls import check_arguments, default_name, num_workers
 from rlkit.cluster.connect import connect
 from rlkit.cluster.dock import RayDockTransport, drop_in_background
@@ -22,14 +23,13 @@ from rlkit.cluster.store import RayStore, start_store
 from rlkit.cluster.transport import GroupSpec, RayTransport
 from rlkit.cluster.watch import HeadWatch, Reaper
 from rlkit.config import Layout
-from rlkit.dock import CentralDock, Graph, TransferDock
-from rlkit.html import table
+from rlkit.dock import TransferDock
 from rlkit.shield import when_collected
 
 logger = logging.getLogger("rlkit.cluster")
 
 
-class RayCluster:
+class RayCluster(Cluster):
     """Worker processes on Ray, by ``rk.launch()``. Leaving it shuts down what it started."""
 
     def __init__(
@@ -45,7 +45,7 @@ class RayCluster:
         self.device, self.num_devices, self.seed = device, num_devices, seed
         self.threads, self.timeout_s, self._id = threads, timeout_s, uuid.uuid4().hex[:8]
         # A group that nobody names any more ends its processes and frees its devices.
-        self.groups: weakref.WeakValueDictionary[str, WorkerGroup] = weakref.WeakValueDictionary()
+        self.groups = weakref.WeakValueDictionary[str, WorkerGroup]()
         self._transports: list[RayTransport] = []
         self._docks: weakref.WeakSet[RayDockTransport] = weakref.WeakSet()
         self.lost, self.open = False, True
@@ -154,47 +154,23 @@ class RayCluster:
         )  # fmt: skip
         transport = RayTransport(self, spec)
         transport.build()
-        group = WorkerGroup(
-            cls, name, n, transport=transport, store=self.store, describe=transport.describe
-        )
+        group = WorkerGroup(cls, name, n, transport=transport, store=self.store)
         self.groups[name] = group
         self._transports.append(transport)
         when_collected(group, _end, transport, self._transports)
         return group
 
-    def dock(
-        self,
-        *,
-        graph: Graph | None = None,
-        capacity: int | None = None,
-        lease_s: float = 60.0,
-        timeout_s: float = 60.0,
-        central: bool = False,
-    ) -> TransferDock:
-        """A transfer dock: a warehouse a node, a controller a stage. Hand it to workers in a call.
-
-        capacity: rows that may wait for each stage of the graph. lease_s: how long a holder that
-        gives no heartbeat keeps its rows. central: all rows on one node, to compare with.
-        """
-        self._check_open("dock")
+    def _dock_transport(self, **options: Any) -> RayDockTransport:
         names = {node: self._store_name(node) for node in self.store.actors}
-        transport = RayDockTransport(
-            self.store, names, graph=graph, capacity=capacity, lease_s=lease_s,
-            timeout_s=self.timeout_s,
-        )  # fmt: skip
+        transport = RayDockTransport(self.store, names, timeout_s=self.timeout_s, **options)
         transport.replace = self._replace_store
         self._docks.add(transport)
-        return (CentralDock if central else TransferDock)(transport, timeout_s=timeout_s)
+        return transport
 
     def _drop_leases(self, holders: Sequence[str]) -> None:
         """Workers are gone: what they hold of docks is offered again, at once."""
         for transport in list(self._docks):
             drop_in_background(TransferDock(transport), holders)
-
-    def respawn(self, group: WorkerGroup) -> None:
-        """New processes for the group, from the class as it is now; the workers' state is lost."""
-        self._check_open("respawn")
-        group._transport.respawn()
 
     def _run_beside(self, call: Any, batch: Batch, name: str) -> Any:
         """Run ``call(batch)`` in the process for functions of the user, and wait for it."""
@@ -206,14 +182,7 @@ class RayCluster:
             self._runner.facts = []
         if not self._runner.facts:
             self._runner.wait()
-        group = WorkerGroup(
-            Runner,
-            "runner",
-            1,
-            transport=self._runner,
-            store=self.store,
-            describe=self._runner.describe,
-        )
+        group = WorkerGroup(Runner, "runner", 1, transport=self._runner, store=self.store)
         try:
             with trace.labelled(trace.label(name)):
                 return group.run(call, batch, name)
@@ -256,37 +225,18 @@ class RayCluster:
         """Devices that workers occupy; colocated workers share."""
         return sum(t.n for t in self._transports if t.owns)
 
-    def frame(self) -> Any:
-        """DataFrame, a row a worker: group, class, device, node, process id."""
-        import pandas as pd
-
-        return pd.DataFrame([row for group in self.groups.values() for row in group._describe()])
-
     def _check_open(self, what: str) -> None:
-        self._check_lost()
-        if not self.open:
-            raise RuntimeError(f"{what}: the cluster was shut down; rk.launch() starts a new one.")
-
-    def _check_lost(self) -> None:
         if self.lost:
             raise ConnectionError(
                 "cluster lost: its head process ended, and the workers with it. rk.launch() starts "
                 "a new cluster; load a checkpoint to go on."
             )
-
-    def __enter__(self) -> "RayCluster":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.shutdown()
+        super()._check_open(what)
 
     def __repr__(self) -> str:
         closed = "cluster lost" if self.lost else "shut down"
         state = f"{len(self.groups)} groups" if self.open else closed
         return f"RayCluster({self.num_devices} x {self.device}, {state})"
-
-    def _repr_html_(self) -> str:
-        return table(repr(self), [row for g in self.groups.values() for row in g._describe()])
 
 
 def _end(transport: RayTransport, transports: list[RayTransport]) -> None:

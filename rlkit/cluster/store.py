@@ -98,9 +98,7 @@ class RayStore:
         self.owner = True
         self._owned: weakref.WeakValueDictionary[str, Part] = weakref.WeakValueDictionary()
         self.received_bytes = 0  # by this process: rows fetched and, on the driver, results
-        self.run: Callable[..., Column] | None = (
-            None  # set by the cluster: runs a function beside the data
-        )
+        self.run: Callable[..., Column] | None = None  # set by the cluster: runs what apply gets
         self._name = uuid.uuid4().hex[:8]
         self._here: str | None = None
 

@@ -1,7 +1,5 @@
 """Memory of a worker by category: what it explains itself, what is allocated, and the rest."""
 
-import functools
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,7 +38,7 @@ class Meter:
     def start(self) -> list[dict[str, int]]:
         """Looks of a span that begins: one so far."""
         if self._last is None:
-            restart_peak(self.device)
+            device.reset_peak(self.device)
             self._last = self._look(counted(self.device)[0])
         return [self._last]
 
@@ -58,7 +56,7 @@ class Meter:
         if seconds < QUICK_S and len(looks) == 1 and same:
             return before, before, before
         after = self._last = self._look(allocated)
-        restart_peak(self.device)
+        device.reset_peak(self.device)
         fullest = _fullest([*looks, after])
         rise = top - fullest["allocated"]
         if rise > 0:
@@ -95,40 +93,9 @@ def counted(kind: str) -> tuple[int, int]:
     """Bytes allocated on a device, and the most since the peak's count began; 0 for not counted.
 
     On CPU it is the resident memory of the process, so workers that share a process have each
-    other's in their residual. Its file is kept open: opening it takes five times as long.
+    other's in their residual.
     """
-    if kind != "cpu":
-        return device.allocated_bytes(kind), device.peak_bytes(kind)
-    status, peak = _files(os.getpid())
-    if status < 0:
-        return device.allocated_bytes(kind), 0
-    text = os.pread(status, 4096, 0)
-    return _kib(text, b"VmRSS:") << 10, (_kib(text, b"VmHWM:") << 10) if peak >= 0 else 0
-
-
-def restart_peak(kind: str) -> None:
-    """Let the count of the peak begin at what is allocated now."""
-    if kind != "cpu":
-        device.reset_peak(kind)
-    elif _files(os.getpid())[1] >= 0:
-        os.pwrite(_files(os.getpid())[1], b"5", 0)
-
-
-@functools.cache
-def _files(pid: int) -> tuple[int, int]:
-    """Descriptors of a process's own status and clear_refs; -1 where there is no such file."""
-    found = []
-    for name, flags in (("status", os.O_RDONLY), ("clear_refs", os.O_WRONLY)):
-        try:
-            found.append(os.open(f"/proc/{pid}/{name}", flags | os.O_CLOEXEC))
-        except OSError:
-            found.append(-1)
-    return found[0], found[1]
-
-
-def _kib(text: bytes, name: bytes) -> int:
-    start = text.find(name)
-    return int(text[start + len(name) : text.index(b"kB", start)]) if start >= 0 else 0
+    return device.allocated_bytes(kind), device.peak_bytes(kind)
 
 
 def device_of(worker: Any) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 
 from rlkit.trace.memory import Meter
 
+FACTS = ("stage", "worker", "node", "rows", "tokens", "bytes", "version", "devices", "call")
+"""What an open span knows of the one it becomes, beside times and memory."""
 WAIT = "wait/"
 """What the stage of a span that only waits begins with."""
 
@@ -140,10 +142,7 @@ class Trace:
 class OpenSpan:
     """A span whose body still runs. One inside another has the other's worker, node and call."""
 
-    __slots__ = (
-        *("_looks", "_meter", "_start_s", "_token", "_trace", "bytes", "call", "devices", "node"),
-        *("rows", "stage", "tokens", "version", "worker"),
-    )
+    __slots__ = (*FACTS, "_looks", "_meter", "_start_s", "_token", "_trace")
 
     def __init__(self, trace: Trace, stage: str) -> None:
         self.stage, self._trace = stage, trace
@@ -177,24 +176,10 @@ class OpenSpan:
                 before, after, peak = self._meter.end(self._looks, seconds)
             else:  # a failed worker may know too little of its memory
                 self._meter.forget()
-        self._trace.add(
-            Span(
-                stage=self.stage,
-                start_s=self._start_s,
-                end_s=max(end_s, self._start_s),  # the clock may be set back meanwhile
-                worker=self.worker,
-                node=self.node,
-                rows=self.rows,
-                tokens=self.tokens,
-                bytes=self.bytes,
-                version=self.version,
-                devices=self.devices,
-                call=self.call,
-                before=before,
-                after=after,
-                peak=peak,
-            )
-        )
+        facts = {name: getattr(self, name) for name in FACTS}
+        end_s = max(end_s, self._start_s)  # the clock may be set back meanwhile
+        times = {"start_s": self._start_s, "end_s": end_s}
+        self._trace.add(Span(before=before, after=after, peak=peak, **times, **facts))
 
     def sample_memory(self) -> None:
         """Look at the worker's memory now; the fullest look is the span's ``peak``."""

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
-import logging
 import shutil
 import sys
-import threading
 import time
 import uuid
 import weakref
@@ -18,12 +15,10 @@ from typing import Any, Protocol, TextIO
 import pandas as pd
 
 from rlkit.viz.kernel import after_cells, html_widget, picture
-from rlkit.viz.page import error_html, page_html
+from rlkit.viz.live import CallLater, Live, call_in_thread
+from rlkit.viz.page import page_html
 from rlkit.viz.summary import Summary, summarise, terminal_line
 
-logger = logging.getLogger("rlkit.viz")
-
-MIN_INTERVAL_S = 0.1  # above 10 updates a second a front end falls behind (jupyter/notebook#4583)
 LOG_LINE_INTERVAL_S = 5.0  # where a line cannot be overwritten, few of them
 MAX_DRAW_SHARE = 0.05  # of the time at most; a slower drawing is done less often
 
@@ -46,22 +41,7 @@ class Log(Protocol):
         ...
 
 
-class Cancellable(Protocol):
-    """What `call_later` returns."""
-
-    def cancel(self) -> None:
-        """Do not call any more."""
-
-
-def call_in_thread(delay_s: float, function: Callable[[], None]) -> Cancellable:
-    """Call the function after a while in a thread that does not keep the process alive."""
-    timer = threading.Timer(delay_s, function)
-    timer.daemon = True
-    timer.start()
-    return timer
-
-
-class Dashboard:
+class Dashboard(Live):
     """Step, reward, throughput, a reward curve and a phase bar of a log, kept up to date.
 
     Show it by its name at the end of a cell. It draws in a thread of its own, at most every
@@ -75,6 +55,8 @@ class Dashboard:
     clock and call_later are for tests: seconds now, and (delay_s, function) -> cancellable.
     """
 
+    least_interval_s = 0.1  # above 10 a second a front end falls behind (jupyter/notebook#4583)
+
     def __init__(
         self,
         log: Log,
@@ -83,63 +65,34 @@ class Dashboard:
         interval_s: float = 0.5,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
-        call_later: Callable[[float, Callable[[], None]], Cancellable] = call_in_thread,
+        call_later: CallLater = call_in_thread,
     ) -> None:
-        _check(log, total_steps, interval_s)
-        self.widget = None if stream is not None else html_widget()
+        _check(log, total_steps)
+        widget = None if stream is not None else html_widget()
+        super().__init__(widget, interval_s=interval_s, clock=clock, call_later=call_later)
         self._log, self._total_steps = log, total_steps
         self._stream = stream if stream is not None else sys.stderr
         self._overwrites = self._stream.isatty()
-        is_log_file = self.widget is None and not self._overwrites
-        self._interval_s = max(interval_s, LOG_LINE_INTERVAL_S) if is_log_file else interval_s
-        self._clock, self._call_later = clock, call_later
-        self._lock = threading.Lock()  # guards the next five; held for microseconds
-        self._pending: Cancellable | None = None
-        self._changed = self._closed = False
-        self._next_draw_s = clock()
+        if self.widget is None and not self._overwrites:  # a log file
+            self._interval_s = max(interval_s, LOG_LINE_INTERVAL_S)
+        self._changed, self._next_draw_s = False, clock()
         self._row_times_s: deque[float] = deque(maxlen=6)
-        self._draw_lock = threading.Lock()  # one thread draws
-        self._summary, self._page, self._line = Summary(num_total=total_steps), "", ""
-        self._reported: set[type[BaseException]] = set()
-        self._picture: dict[str, object] = {}
+        self._summary, self._line = Summary(num_total=total_steps), ""
         self._display_id, self._published = uuid.uuid4().hex, ""  # the page in the cell's output
         self._stop_listening = log.listen(self._on_add)  # before drawing, so that no row is missed
         self._draw()
         _open_dashboards.add(self)
 
-    def close(self) -> None:
-        """Draw the last state and stop following the log; what is shown stays. Safe to repeat."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            if self._pending is not None:
-                self._pending.cancel()
+    def _end(self) -> None:
         self._stop_listening()
         self._draw(last=True)
         if self._published:
             after_cells(self._on_cell_end, call=False)
             self._publish()
 
-    def __enter__(self) -> Dashboard:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "closed" if self._closed else "live"
         return f"Dashboard({state}: {terminal_line(self._summary)})"
-
-    def _repr_mimebundle_(
-        self, include: object = None, exclude: object = None
-    ) -> dict[str, object]:
-        if self.widget is None:
-            return {"text/plain": repr(self)}
-        page = {"text/plain": repr(self), "text/html": self._page}
-        if self._closed:  # no widget any more: what a saved notebook has must show without a kernel
-            return page | self._picture
-        return self.widget._repr_mimebundle_(include=include, exclude=exclude) | page
 
     def _ipython_display_(self) -> None:
         """Show the widget. The cell's output is brought up to date when a cell ends and by
@@ -161,24 +114,19 @@ class Dashboard:
             self._publish()
 
     def _publish(self) -> None:
-        """Replace the cell's output by the present state; an error is reported, never raised."""
+        """Replace the cell's output by the present state."""
         from IPython.display import update_display
 
-        try:
+        with self._reporting():  # the connection may be gone
             self._published = self._page
             update_display(self._repr_mimebundle_(), raw=True, display_id=self._display_id)
-        except Exception as error:  # the connection may be gone
-            self._report(error)
 
     def _on_add(self, log: Log) -> None:
         """Note that a row came, and see that it will be drawn."""
-        try:
-            with self._lock:
-                self._row_times_s.append(self._clock())
-                self._changed = True
-                self._schedule()
-        except Exception as error:  # no thread to be had: a display must not end a training
-            self._report(error)
+        with self._reporting(), self._lock:  # there may be no thread to be had
+            self._row_times_s.append(self._clock())
+            self._changed = True
+            self._schedule()
 
     def _schedule(self) -> None:
         """Plan one drawing if there is news and none is planned or going on; holds the lock."""
@@ -193,7 +141,7 @@ class Dashboard:
             self._schedule()
 
     def _draw(self, *, last: bool = False) -> None:
-        """Show the log as it is now; an error is reported, never raised."""
+        """Show the log as it is now."""
         with self._draw_lock:
             with self._lock:
                 if self._closed and not last:
@@ -201,10 +149,8 @@ class Dashboard:
                 self._changed = False
                 times_s = list(self._row_times_s)
             start_s = self._clock()
-            try:
+            with self._reporting():
                 self._show(self._log.frame(), times_s, last=last)
-            except Exception as error:  # a display must not end a training
-                self._report(error)
             cost_s = self._clock() - start_s
             with self._lock:
                 self._next_draw_s = start_s + max(self._interval_s, cost_s / MAX_DRAW_SHARE)
@@ -230,20 +176,12 @@ class Dashboard:
         self._stream.flush()
         self._line = line
 
-    def _report(self, error: Exception) -> None:
-        """Log an error once a kind, with its traceback; show it in the widget."""
-        text = f"{type(error).__name__}: {error}"
-        if type(error) not in self._reported:
-            self._reported.add(type(error))
-            logger.warning(
-                "The dashboard could not draw, the training goes on: %s", text, exc_info=error
-            )
+    def _show_error(self, html: str) -> None:
         if self.widget is not None:
-            with contextlib.suppress(Exception):  # the connection itself may be what failed
-                self.widget.value = error_html(text) + self._page
+            self.widget.value = html + self._page
 
 
-def _check(log: object, total_steps: int | None, interval_s: float) -> None:
+def _check(log: object, total_steps: int | None) -> None:
     if not all(hasattr(log, name) for name in ("listen", "frame", "__len__")):
         raise TypeError(
             f"log: got {type(log).__name__}, need a log with listen, frame and a length. "
@@ -253,11 +191,6 @@ def _check(log: object, total_steps: int | None, interval_s: float) -> None:
         raise ValueError(
             f"total_steps: got {total_steps!r}, need a whole number, 1 or more. "
             "Leave it out if the end is unknown."
-        )
-    if not interval_s >= MIN_INTERVAL_S:
-        raise ValueError(
-            f"interval_s: got {interval_s!r}, need {MIN_INTERVAL_S} s or more, or the browser "
-            "falls behind. 0.5 is smooth enough."
         )
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from html import escape
 from typing import Any, Protocol
 
 import pandas as pd
 
-from rlkit.viz.dashboard import Cancellable, call_in_thread
 from rlkit.viz.dock import parts_of
 from rlkit.viz.kernel import html_widget
+from rlkit.viz.live import CallLater, Live, call_in_thread
 
-logger = logging.getLogger("rlkit.viz")
-
-MIN_INTERVAL_S = 0.25
 MAX_DRAW_SHARE = 0.2  # of the time at most: a dock that does not answer is asked less often
 MAX_ROWS = 200  # to choose from
 MAX_CHARS, MAX_NUMBERS = 2000, 64  # of a value
@@ -54,7 +48,7 @@ class Dock(Protocol):
         ...
 
 
-class DockView:
+class DockView(Live):
     """A dock's rows, states and versions, kept up to date, and one sample of your choice.
 
     Show it by its name at the end of a cell. It draws every `interval_s` (0.5 s) in a daemon
@@ -66,25 +60,26 @@ class DockView:
     Outside Jupyter it draws nothing; its repr is the dock's, as text. call_later is for tests.
     """
 
+    least_interval_s = 0.25
+
     def __init__(
         self,
         dock: Dock,
         *,
         interval_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
-        call_later: Callable[[float, Callable[[], None]], Cancellable] = call_in_thread,
+        call_later: CallLater = call_in_thread,
     ) -> None:
-        _check(dock, interval_s)
-        self._dock, self._interval_s = weakref.ref(dock), interval_s
-        self._clock, self._call_later = clock, call_later
-        self._lock, self._draw_lock = threading.Lock(), threading.Lock()
-        self._pending: Cancellable | None = None
-        self._closed = False
-        self._reported: set[type[BaseException]] = set()
-        self._page, self._chosen, self._offering = "", NONE, False
+        if not all(hasattr(dock, name) for name in ("look", "fetch")):
+            raise TypeError(
+                f"dock: got {type(dock).__name__}, need a dock with look and fetch. Pass the "
+                "rk.TransferDock itself, not its frame."
+            )
+        super().__init__(None, interval_s=interval_s, clock=clock, call_later=call_later)
+        self._dock = weakref.ref(dock)
+        self._chosen, self._offering = NONE, False
         self.table, self.sample = html_widget(), html_widget()
         self.rows: Any = None
-        self.widget: Any = None
         if self.table is not None:
             import ipywidgets
 
@@ -93,35 +88,15 @@ class DockView:
             self.widget = ipywidgets.VBox([self.table, self.rows, self.sample])
             self._go_on()
 
-    def close(self) -> None:
-        """Draw once more and stop; what is shown stays. Safe to repeat."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            if self._pending is not None:
-                self._pending.cancel()
+    def _end(self) -> None:
         self._draw(wait_s=1.0)
 
-    def __enter__(self) -> DockView:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def _show_error(self, html: str) -> None:
+        self.sample.value = html
 
     def __repr__(self) -> str:
         dock = self._dock()
         return f"DockView({'the dock is gone' if dock is None else repr(dock)})"
-
-    def _repr_mimebundle_(
-        self, include: object = None, exclude: object = None
-    ) -> dict[str, object]:
-        if self.widget is None:
-            return {"text/plain": repr(self)}
-        page: dict[str, object] = {"text/plain": repr(self), "text/html": self._page}
-        if self._closed:  # what a saved notebook has must show without a kernel
-            return page
-        return self.widget._repr_mimebundle_(include=include, exclude=exclude) | page
 
     def _go_on(self) -> None:
         """Draw, and plan the next drawing unless this was the last."""
@@ -194,19 +169,6 @@ class DockView:
         )
         return f"<b>row {uid}</b><table>{lines}</table>"
 
-    @contextlib.contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """An error inside is logged, once a kind, and shown; never raised."""
-        try:
-            yield
-        except Exception as error:  # a display must not end a training
-            text = f"{type(error).__name__}: {error}"
-            if type(error) not in self._reported:
-                self._reported.add(type(error))
-                logger.warning("The view of the dock could not draw: %s", text, exc_info=error)
-            with contextlib.suppress(Exception):  # the connection itself may be what failed
-                self.sample.value = f'<div role="alert">could not draw: {escape(text[:500])}</div>'
-
 
 def value_html(value: Any) -> str:
     """A row's value: text as it stands, numbers one after the other, of long ones the beginning."""
@@ -233,16 +195,3 @@ def _on_choice(view: weakref.ref[DockView], change: Any) -> None:
     live = view()
     if live is not None:
         live._choose(int(change["new"]))
-
-
-def _check(dock: object, interval_s: float) -> None:
-    if not all(hasattr(dock, name) for name in ("look", "fetch")):
-        raise TypeError(
-            f"dock: got {type(dock).__name__}, need a dock with look and fetch. Pass the "
-            "rk.TransferDock itself, not its frame."
-        )
-    if not interval_s >= MIN_INTERVAL_S:
-        raise ValueError(
-            f"interval_s: got {interval_s!r}, need {MIN_INTERVAL_S} s or more, or the browser "
-            "falls behind. 0.5 is smooth enough."
-        )

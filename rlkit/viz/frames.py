@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -10,17 +10,6 @@ import pandas as pd
 from rlkit.checks import did_you_mean
 
 Frames = pd.DataFrame | Mapping[str, pd.DataFrame]
-
-
-def as_runs(frames: Frames) -> dict[str, pd.DataFrame]:
-    """Runs by name, each checked; a lone frame has the name ""."""
-    if not isinstance(frames, Mapping):
-        return {"": check_frame(frames)}
-    if not frames:
-        raise ValueError(
-            "frame: got a dict without runs, need {name: frame, ...}. Pass log.frame() of each run."
-        )
-    return {str(name): check_frame(frame) for name, frame in frames.items()}
 
 
 def check_frame(frame: object) -> pd.DataFrame:
@@ -37,6 +26,20 @@ def check_frame(frame: object) -> pd.DataFrame:
         )
     need_column(frame, "step")
     return frame.reset_index(drop=True)  # concatenated seeds repeat their row labels
+
+
+def as_runs(
+    frames: Frames, check: Callable[[object], pd.DataFrame] = check_frame
+) -> dict[str, pd.DataFrame]:
+    """Runs by name, each checked; a lone frame has the name ""."""
+    if not isinstance(frames, Mapping):
+        return {"": check(frames)}
+    if not frames:
+        raise ValueError(
+            "frame: got a dict without runs, need {name: frame, ...}. Pass log.frame() or "
+            "trace.frame() of each run."
+        )
+    return {str(name): check(frame) for name, frame in frames.items()}
 
 
 def need_column(frame: pd.DataFrame, name: str, advice: str = "") -> None:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.patches import Patch
 
-from rlkit.viz.style import INK, new_axes
+from rlkit.viz.style import INK, new_axes, write_beside
 
 COLUMNS = ("objective", "loss", "uid", "token", "advantage", "gradient", "clipped")
 HEADINGS = ("loss", "|gradient|", "clipped")
@@ -88,17 +88,8 @@ def _numbers(ax: Axes, summary: pd.DataFrame) -> None:
     cells = [(f"{a + 0.0:.3g}".replace("-", "−"), f"{b:.3g}", f"{c:.0%}") for a, b, c in shown]
     for line, row in enumerate([HEADINGS, *cells], start=-1):
         for column, text in enumerate(row, start=1):
-            ax.annotate(
-                text,
-                (1.0, line),
-                xycoords=("axes fraction", "data"),
-                xytext=(column * COLUMN_WIDTH, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize="small",
-                annotation_clip=False,
-            )
+            place = (column * COLUMN_WIDTH, 0)
+            write_beside(ax, line, text, offset=place, ha="right", annotation_clip=False)
 
 
 def _check(frame: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -16,6 +15,7 @@ from rlkit.viz.style import (
     legend_above,
     limit_line,
     new_axes,
+    stacked_bars,
 )
 
 GIB = 2.0**30
@@ -83,19 +83,15 @@ def _from_spans(frame: pd.DataFrame) -> pd.DataFrame:
             "holds numbers), need spans of workers' stages. Pass trace.frame() after a step, or "
             f"a frame with the columns {', '.join(TIDY)}."
         )
-    totals = frame["peak/allocated_bytes"].to_numpy(float, na_value=np.nan)
-    fullest: dict[tuple[str, str], int] = {}
-    workers, stages = frame["worker"].to_numpy(str), frame["stage"].to_numpy(str)
-    for row in np.flatnonzero(~np.isnan(totals)).tolist():
-        worker = str(workers[row])
-        key = str(stages[row]).split("/")[0], worker.rpartition("/")[0] or worker
-        if key not in fullest or totals[row] > totals[fullest[key]]:
-            fullest[key] = row
-    names = list(PHASE_COLOURS)
-    order = sorted(fullest, key=lambda key: names.index(key[0]) if key[0] in names else len(names))
-    columns = {name: f"peak/{name}_bytes" for name in STACK if f"peak/{name}_bytes" in frame}
-    rows = pd.DataFrame(frame[list(columns.values())].iloc[[fullest[key] for key in order]])
-    rows.index, rows.columns = pd.Index(["\n".join(key) for key in order]), pd.Index(list(columns))
+    known = frame.dropna(subset="peak/allocated_bytes").reset_index(drop=True)
+    phase = known["stage"].str.partition("/")[0]
+    group = known["worker"].str.replace(r"/[^/]*$", "", regex=True)
+    fullest = known.groupby([phase, group], sort=False)["peak/allocated_bytes"].idxmax()
+    places = {name: place for place, name in enumerate(PHASE_COLOURS)}
+    order = sorted(fullest.index, key=lambda key: places.get(key[0], len(places)))
+    columns = {f"peak/{name}_bytes": name for name in STACK if f"peak/{name}_bytes" in frame}
+    rows = known.loc[[fullest[key] for key in order], list(columns)].rename(columns=columns)
+    rows.index = pd.Index(["\n".join(key) for key in order])
     return rows.astype("Float64").fillna(0.0).astype(float) / GIB
 
 
@@ -121,8 +117,12 @@ def plot_memory(
         )
     table = memory_by_phase(frame)
     ax = new_axes(ax)
-    _stack(ax, table)
-    ax.set_xticks(range(len(table)), list(table.index))
+    shown = table.loc[:, (table != 0).any()]
+    colours = [CATEGORY_COLOURS[name] for name in shown.columns]
+    stacked_bars(ax, shown.rename(columns=_shown), colours, width=0.8 if len(table) > 2 else 0.4)
+    for bar in ax.containers[-1] if HOST in shown else ():  # the last category
+        if bar.get_height():
+            bar.set(hatch="////", edgecolor="#717581")
     if len(table) > MOST_UPRIGHT:
         ax.tick_params(axis="x", labelrotation=90, labelsize="small")
     elif len(table) > SMALL_FROM:
@@ -140,29 +140,6 @@ def plot_memory(
         limit_line(ax, limit_gib, f"device limit {limit_gib:g} GiB", inside=True)
     legend_above(ax)
     return ax
-
-
-def _stack(ax: Axes, table: pd.DataFrame) -> None:
-    """One bar a row of `table` [GiB]; what is negative hangs below zero."""
-    bottom = np.zeros(len(table))
-    for name in table.columns:
-        values = table[name].to_numpy(float)
-        there = np.flatnonzero(values)
-        if not len(there):
-            continue
-        swapped = name == HOST
-        ax.bar(
-            there,
-            values[there],
-            bottom=np.where(values < 0, 0.0, bottom)[there],
-            width=0.8 if len(table) > 2 else 0.4,
-            color=CATEGORY_COLOURS[name],
-            edgecolor="#717581" if swapped else "white",
-            hatch="////" if swapped else None,
-            linewidth=0.6,
-            label=_shown(name),
-        )
-        bottom = bottom + np.maximum(values, 0.0)
 
 
 def _shown(name: str) -> str:

@@ -43,14 +43,6 @@ def page_html(frame: pd.DataFrame, summary: Summary) -> str:
     )
 
 
-def error_html(text: str) -> str:
-    """A line that says the dashboard failed and the training did not."""
-    return (
-        '<div role="alert" style="border-left:4px solid #bd1f01;padding-left:8px;font-size:13px">'
-        f"The dashboard could not draw, the training goes on: {escape(text[:300])}</div>"
-    )
-
-
 def _numbers(summary: Summary) -> str:
     if summary.step is None:
         return "<div>waiting for the first step</div>"

@@ -17,6 +17,7 @@ from rlkit.viz.style import (
     label_y,
     legend_above,
     new_axes,
+    stacked_bars,
 )
 
 STEP_COLUMN = "time/step_s"
@@ -103,9 +104,9 @@ def plot_phases(
     else:
         heights, steps, x_label = _by_block(runs[""], bars)
     ax = new_axes(ax)
-    _stack(ax, heights)
+    extra = [name for name in heights.columns if name not in PHASE_COLOURS]
+    stacked_bars(ax, heights, [phase_colour(name, extra) for name in heights.columns])
     _mark_overlap(ax, heights, steps)
-    ax.set_xticks(range(len(heights)), list(heights.index))
     ax.grid(visible=False, axis="x")
     ax.set_xlabel(x_label)
     label_y(ax, label)
@@ -151,25 +152,6 @@ def _range_texts(ranges: list[tuple[float, float]]) -> list[str]:
     if len(texts) * max(len(text) for text in texts) > AXIS_CHARS:
         texts = [text.replace("–", "\n–") for text in texts]
     return texts
-
-
-def _stack(ax: Axes, heights: pd.DataFrame) -> None:
-    """Stacked bars, one row of `heights` a bar; white edges keep neighbours apart."""
-    bottom = np.zeros(len(heights))
-    extra = [name for name in heights.columns if name not in PHASE_COLOURS]
-    for name in heights.columns:
-        values = heights[name].to_numpy()
-        ax.bar(
-            range(len(heights)),
-            values,
-            bottom=bottom,
-            width=0.8,
-            color=phase_colour(name, extra),
-            edgecolor="white",
-            linewidth=0.6,
-            label=name,
-        )
-        bottom = bottom + values
 
 
 def _mark_overlap(ax: Axes, heights: pd.DataFrame, steps: pd.Series) -> None:

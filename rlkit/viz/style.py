@@ -10,6 +10,7 @@ from typing import Any
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer
 from matplotlib.ticker import MaxNLocator
@@ -148,20 +149,34 @@ def label_steps(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def stacked_bars(ax: Axes, table: pd.DataFrame, colours: list[str], *, width: float = 0.8) -> None:
+    """A bar a row, its name below it, and a colour a column; what is negative hangs below zero."""
+    places, bottom = range(len(table)), np.zeros(len(table))
+    look = {"width": width, "edgecolor": "white", "linewidth": 0.6}  # edges keep neighbours apart
+    for name, colour in zip(table.columns, colours, strict=True):
+        sizes = table[name].to_numpy(float)
+        starts = np.where(sizes < 0, 0.0, bottom)
+        ax.bar(places, sizes, bottom=starts, color=colour, label=name, **look)
+        bottom += np.maximum(sizes, 0.0)
+    ax.set_xticks(places, list(table.index))
+
+
 def limit_line(ax: Axes, value: float, label: str, *, inside: bool = False) -> None:
     """A dashed horizontal line with its name at its right end: beside the axes, or inside them."""
     ax.axhline(value, color=INK, linestyle="--", linewidth=1.0, zorder=1.5)
+    look = {"ha": "right", "va": "bottom"} if inside else {}
+    write_beside(ax, value, label, offset=(-2, 2) if inside else (4, 0), **look)
+
+
+def write_beside(
+    ax: Axes, y: float, text: str, *, offset: tuple[float, float] = (5, 0), **look: Any
+) -> None:
+    """Small text at the right end of the axes, at a height in data, `offset` points from there."""
+    look = {"va": "center", "fontsize": "small", "color": INK} | look
     ax.annotate(
-        label,
-        (1.0, value),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, 2) if inside else (4, 0),
-        textcoords="offset points",
-        ha="right" if inside else "left",
-        va="bottom" if inside else "center",
-        fontsize="small",
-        color=INK,
-    )
+        text, (1.0, y), xycoords=("axes fraction", "data"), xytext=offset,
+        textcoords="offset points", **look,
+    )  # fmt: skip
 
 
 def legend_above(ax: Axes, *others: Axes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from rlkit.trace import check_spans, idle_fractions, is_inside, merged
+from rlkit.viz.frames import Frames, as_runs
 from rlkit.viz.phases import phase_colour
 from rlkit.viz.style import (
     FIGURE_SIZE_IN,
@@ -19,9 +19,9 @@ from rlkit.viz.style import (
     check_source,
     legend_above,
     new_axes,
+    write_beside,
 )
 
-WAIT, STORE = "wait/", "store/"
 STORE_COLOUR = "#2f7f79"
 LANE = 0.78  # height of a lane's bars; lanes are 1 apart
 NESTED = 0.4  # height of a span inside another one
@@ -46,7 +46,7 @@ class _Lane:
 
 
 def plot_timeline(
-    frame: pd.DataFrame | Mapping[str, pd.DataFrame],
+    frame: Frames,
     *,
     ax: Axes | None = None,
     source: str = "measured",
@@ -59,7 +59,7 @@ def plot_timeline(
     "measured", "simulated" or "paper". Returns the axes.
     """
     label = axis_label("time since the first span", "s", check_source(source))
-    runs = _as_runs(frame)
+    runs = as_runs(frame, check_spans)
     lanes, titles, lowest = _lay_out(runs)
     window_s = max(lane.times.max() for lane in lanes)
     ax = new_axes(ax) if ax is not None else _tall_axes(lowest + 1)
@@ -67,7 +67,7 @@ def plot_timeline(
     for key in stages:
         _draw_stage(ax, lanes, key, stages, narrow_s=window_s * NARROW)
     for lane in lanes:
-        _write_idle(ax, lane)
+        write_beside(ax, lane.y, "–" if np.isnan(lane.idle) else f"idle {lane.idle:.0%}")
     for y, title in titles:
         place = {"xycoords": ("axes fraction", "data"), "va": "center", "fontsize": "small"}
         ax.annotate(title, (0.0, y), weight="bold", color=INK, **place)
@@ -89,16 +89,6 @@ def _tall_axes(num_lanes: float) -> Axes:
         height_in = min(MOST_IN, max(2.0, MARGIN_IN + LANE_IN * num_lanes))
         figure.set_size_inches(FIGURE_SIZE_IN[0], height_in)
     return ax
-
-
-def _as_runs(frame: pd.DataFrame | Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    if not isinstance(frame, Mapping):
-        return {"": check_spans(frame)}
-    if not frame:
-        raise ValueError(
-            "frame: got a dict without runs, need {name: frame, ...}. Pass trace.frame() of each."
-        )
-    return {str(name): check_spans(each) for name, each in frame.items()}
 
 
 def _lay_out(
@@ -182,17 +172,3 @@ def _draw_stage(
                 **look,
             )
             label = "_nolegend_"
-
-
-def _write_idle(ax: Axes, lane: _Lane) -> None:
-    text = "–" if np.isnan(lane.idle) else f"idle {lane.idle:.0%}"
-    ax.annotate(
-        text,
-        (1.0, lane.y),
-        xycoords=("axes fraction", "data"),
-        xytext=(5, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize="small",
-        color=INK,
-    )

@@ -5,10 +5,13 @@ Its rank among its peers, its device, the run's seed, and how to sum over ranks.
 
 import time
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 
+from rlkit import device as devices
 from rlkit import trace, waits
 from rlkit.checks import PeerError
 from rlkit.config import Layout
@@ -81,8 +84,6 @@ class Collective:
 
     def broadcast_(self, tensor: Tensor, *, root: int) -> None:
         """Overwrite ``tensor`` with the root's."""
-        import torch.distributed as dist
-
         options = dist.BroadcastOptions()
         options.rootRank = root
         self._run("broadcast", lambda: self.group.broadcast([tensor], options))
@@ -122,31 +123,17 @@ class Rendezvous:
 
     def join(self, rank: int, *, device: str, timeout_s: float, store: Any = None) -> Collective:
         """Enter as ``rank``; ``store`` is the TCPStore of the process that hosts the meeting."""
-        from datetime import timedelta
-
-        import torch.distributed as dist
-
-        from rlkit import device as devices
-
         if store is None:
             limit = timedelta(seconds=timeout_s)
             store = dist.TCPStore(self.host, self.port, None, False, limit)
+        store, kind = dist.PrefixStore(self.name, store), device.split(":")[0]
         group = devices.process_group(
-            device.split(":")[0],
-            store=dist.PrefixStore(self.name, store),
-            rank=rank,
-            size=self.size,
-            timeout_s=timeout_s,
+            kind, store=store, rank=rank, size=self.size, timeout_s=timeout_s
         )
-        store = dist.PrefixStore(self.name, store)
         return Collective(group, rank=rank, size=self.size, name=self.name, store=store)
 
 
 def open_meeting(host: str, *, timeout_s: float) -> Any:
     """A TCPStore on a free port of this process; its ``port`` says which."""
-    from datetime import timedelta
-
-    import torch.distributed as dist
-
     limit = timedelta(seconds=timeout_s)
     return dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False)

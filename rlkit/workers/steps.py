@@ -11,7 +11,7 @@ from torch import Tensor
 from rlkit.batch import Batch
 from rlkit.checks import whole
 from rlkit.columns import check_mask
-from rlkit.metrics import reduce_metric
+from rlkit.metrics import reduce_metrics
 from rlkit.rows import Rows, concat
 from rlkit.store import Column
 from rlkit.types import LossFn
@@ -96,10 +96,9 @@ def check_finite(batch: Batch) -> None:
             where = bad.nonzero()[0].tolist()
             raise ValueError(
                 f"{name}: got {values[tuple(where)].item()} in the row of uid "
-                f"{int(batch.uids[where[0]])}"
-                f"{f', token {where[1]}' if len(where) > 1 else ''}; need finite numbers under "
-                "the response mask. "
-                "Look at the stage that wrote it, or drop the row with batch.select."
+                f"{int(batch.uids[where[0]])}{f', token {where[1]}' if len(where) > 1 else ''}; "
+                "need finite numbers under the response mask. Look at the stage that wrote it, or "
+                "drop the row with batch.select."
             )
 
 
@@ -126,22 +125,16 @@ def check_tokens(batch: Batch, vocab_size: int) -> None:
 
 
 def add_up(shares: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Metrics of micro-batches as one: sums; maxima and minima of names ending in _max and _min."""
-    out: dict[str, float] = {}
-    for name in dict.fromkeys(name for share in shares for name in share):
-        values = [float(share[name]) for share in shares if name in share]
-        out[name] = reduce_metric(name, values)
-    return out
+    """Metrics of micro-batches as one."""
+    return reduce_metrics([{name: float(x) for name, x in share.items()} for share in shares])
 
 
 def average(records: list[dict[str, float]]) -> dict[str, float]:
     """Mean over optimizer steps; maxima and minima stay such."""
-    out = {}
-    for name in dict.fromkeys(name for record in records for name in record):
-        values = [record[name] for record in records if name in record]
-        extreme = name.endswith(("_max", "_min"))
-        out[name] = reduce_metric(name, values) if extreme else sum(values) / len(records)
-    return out
+    return {
+        name: value if name.endswith(("_max", "_min")) else value / len(records)
+        for name, value in reduce_metrics(records).items()
+    }
 
 
 def mix(seed: int, version: int, epoch: int) -> int:

@@ -1,5 +1,6 @@
 """ActorWorker trains the policy, CriticWorker its values."""
 
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,13 +56,14 @@ class Trainer:
         self,
         model: Pretrained,
         *,
-        lr: float,
-        optim: OptimConfig | None,
-        backend: Any,
-        token_budget: int,
-        context: WorkerContext | None,
+        lr: float = 1e-6,
+        optim: OptimConfig | None = None,
+        backend: Any = TorchBackend,
+        token_budget: int = TOKEN_BUDGET,
+        context: WorkerContext | None = None,
     ) -> None:
-        self.context, self.spec = context or WorkerContext(), model.spec
+        self.context = context or WorkerContext()
+        self.spec, self.tokenizer = model.spec, model.tokenizer
         self.token_budget = whole("token_budget", token_budget, what="token")
         self._away: HostSwap | None = None
         self._backend = callable_backend(backend)(
@@ -171,21 +173,10 @@ class ActorWorker(Trainer):
 
     area, loss_name = "actor", "policy/loss"
 
-    def __init__(
-        self,
-        model: Pretrained,
-        *,
-        lr: float = 1e-6,
-        optim: OptimConfig | None = None,
-        backend: Any = TorchBackend,
-        token_budget: int = TOKEN_BUDGET,
-        context: WorkerContext | None = None,
-    ) -> None:
-        super().__init__(
-            model, lr=lr, optim=optim, backend=backend, token_budget=token_budget, context=context
-        )
-        self.tokenizer = model.tokenizer
-        self.link = weights.Link(device=self.context.device)
+    @functools.cached_property
+    def link(self) -> weights.Link:
+        """Its ends of weight transfers."""
+        return weights.Link(device=self.context.device)
 
     @stage("logprobs", column="old_logprobs")
     def compute_logprobs(self, batch: Batch) -> Column:

@@ -1,5 +1,6 @@
 """A worker's end of a weight transfer."""
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,13 +65,9 @@ class Link:
 
 def own_address() -> str:
     """Address of this machine that peers reach it by."""
-    import socket
-
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(
-                ("203.0.113.1", 9)
-            )  # a documentation address; a datagram socket sends nothing here
+            probe.connect(("203.0.113.1", 9))  # of documentation; a datagram socket sends nothing
             return probe.getsockname()[0]
         except OSError:
             return "127.0.0.1"

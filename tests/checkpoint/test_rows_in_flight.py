@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import rlkit as rk
 from rlkit.checkpoint.rows import ReadRows, WriteRows, read_batches, write_batches
-from rlkit.cluster.futures import Future
+from rlkit.cluster.futures import Ended
 from rlkit.rows import Rows
 from rlkit.store import Column, LocalStore
 
@@ -122,7 +122,7 @@ def test_a_column_that_failed_names_the_batch(tmp_path):
 
 def test_a_future_comes_back_as_one_that_is_done(tmp_path):
     batch = make_batch()
-    future = Future.ended(batch, "rollout.generate")
+    future = Ended(batch, "rollout.generate")
     found = round_trip(tmp_path, {"a": future})["a"]
     assert found.done()
     assert_same(batch, found.result())

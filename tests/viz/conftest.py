@@ -2,7 +2,9 @@
 
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import IPython
 import matplotlib
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -43,6 +45,12 @@ def frame():
 def seeds():
     """Three seeds whose rewards differ by 1 from one to the next."""
     return pd.concat([make_frame(offset=seed).assign(seed=seed) for seed in range(3)])
+
+
+@pytest.fixture
+def in_notebook(monkeypatch):
+    """As in a Jupyter kernel: widgets live without a front end."""
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
 
 
 class Planned:

@@ -15,7 +15,7 @@ from IPython.core.events import EventManager
 
 from rlkit.metrics import MetricLog
 from rlkit.viz import Dashboard
-from rlkit.viz.dashboard import call_in_thread
+from rlkit.viz.live import call_in_thread
 
 
 class BrokenLog(MetricLog):
@@ -27,12 +27,6 @@ class BrokenLog(MetricLog):
         if self.broken:
             raise RuntimeError("no <frame> today")
         return super().frame()
-
-
-@pytest.fixture
-def in_notebook(monkeypatch):
-    """As in a Jupyter kernel: widgets live without a front end."""
-    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ import logging
 import threading
 import time
 import weakref
-from types import SimpleNamespace
 
-import IPython
 import pytest
 import torch
 
@@ -15,12 +13,6 @@ from rlkit.dock import LocalTransport, TransferDock
 from rlkit.dock.messages import ClosedError
 from rlkit.viz import DockView
 from rlkit.viz.dock_view import MAX_ROWS, value_html
-
-
-@pytest.fixture
-def in_notebook(monkeypatch):
-    """As in a Jupyter kernel: widgets live without a front end."""
-    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
 
 
 @pytest.fixture

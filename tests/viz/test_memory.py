@@ -44,10 +44,10 @@ def tidy(**phases):
 
 
 def drawn(ax):
-    """(category, bar) -> (bottom, height)."""
+    """(category, bar) -> (bottom, height), of bars that have one."""
     found = {}
     for container in ax.containers:
-        for patch in container:
+        for patch in filter(lambda patch: patch.get_height(), container):
             bar = round(patch.get_x() + patch.get_width() / 2)
             found[container.get_label(), bar] = (patch.get_y(), patch.get_height())
     return found
