@@ -97,6 +97,11 @@ _ROWS = (
     ("time/other_s", "s", "step time in none of the stages above"),
     ("throughput/tokens_per_s", "tokens/s", "prompt + response tokens trained, over time/step_s"),
     ("throughput/tokens_per_s_per_device", "tokens/s/device", "that over the cluster's devices"),
+    (
+        "throughput/update_tflops_per_s_per_device",
+        "TFLOP/s",
+        "of the trainer while it updates; published and simulated",
+    ),
 )
 GLOSSARY: dict[str, Metric] = {row[0]: Metric(*row) for row in _ROWS}
 """Every metric rlkit writes: name, unit, meaning."""

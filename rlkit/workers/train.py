@@ -63,7 +63,7 @@ class Trainer:
         context: WorkerContext | None = None,
     ) -> None:
         self.context = context or WorkerContext()
-        self.spec, self.tokenizer = model.spec, model.tokenizer
+        self.spec, self.tokenizer = need_model(model).spec, model.tokenizer
         self.token_budget = whole("token_budget", token_budget, what="token")
         self._away: HostSwap | None = None
         self._backend = callable_backend(backend)(
