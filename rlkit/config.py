@@ -89,8 +89,7 @@ class LearningRate:
 
     def __post_init__(self) -> None:
         for name in ("warmup_steps", "decay_steps"):
-            value = getattr(self, name)
-            need(value >= 0, f"LearningRate.{name}: got {value}, need at least 0.")
+            whole(f"LearningRate.{name}", getattr(self, name), least=0)
 
     def __call__(self, step: int) -> float:
         """Factor for optimizer step ``step``, counted from 0."""

@@ -100,8 +100,7 @@ class ModelSpec:
         for name in (
             "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "head_dim",
         ):  # fmt: skip
-            value = getattr(self, name)
-            need(value >= 1, f"ModelSpec.{name}: got {value}, need at least 1.")
+            whole(f"ModelSpec.{name}", getattr(self, name))
         need(
             self.num_kv_heads >= 1 and self.num_heads % self.num_kv_heads == 0,
             f"ModelSpec: got num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}; need a "

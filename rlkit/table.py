@@ -241,11 +241,7 @@ class ColumnTable:
         out = self._derive(np.arange(len(self)))
         out.store = store
         for name, column in self.columns.items():
-            here = column.uids if len(column.uids) == len(self) else None
-            needed = (
-                column
-                if here is not None or column.store is store
-                else Column(name, column.store, self.uids, column.parts, expands=column.expands)
-            )
-            out.columns[name] = needed.on(store)
+            if column.store is not store and len(column.uids) != len(self):  # copy no other rows
+                column = Column(name, column.store, self.uids, column.parts, expands=column.expands)
+            out.columns[name] = column.on(store)
         return out

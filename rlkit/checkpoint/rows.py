@@ -158,15 +158,13 @@ def check_plain(name: str, value: Any) -> None:
     """TypeError unless a value is made of what JSON brings back as it was."""
     if value is None or type(value) in (bool, int, float, str):
         return
-    if type(value) is list:
-        for item in value:
-            check_plain(name, item)
-        return
+    inside: Any = value if type(value) is list else None
     if type(value) is dict and all(type(key) is str for key in value):
-        for item in value.values():
-            check_plain(name, item)
-        return
-    raise TypeError(
-        f"{name}: got {type(value).__name__} {value!r:.60}, which a checkpoint can't hold; need "
-        "None, bool, int, float, str, and lists and dicts with text keys of such."
-    )
+        inside = value.values()
+    if inside is None:
+        raise TypeError(
+            f"{name}: got {type(value).__name__} {value!r:.60}, which a checkpoint can't hold; "
+            "need None, bool, int, float, str, and lists and dicts with text keys of such."
+        )
+    for item in inside:
+        check_plain(name, item)

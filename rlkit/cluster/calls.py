@@ -158,19 +158,12 @@ def _is_skipped(answer: Any) -> bool:
 
 def detached(result: Any) -> Any:
     """A copy of a result as it travels: tensors in host memory, and no store in it."""
-    if isinstance(result, Column):
-        return _without_store(result)
-    if not isinstance(result, Batch):
+    if not isinstance(result, Batch | Column):
         return devices.to_host(result)
-    out = copy.copy(result)
-    out.store = None  # pyright: ignore[reportAttributeAccessIssue]
-    out.columns = {name: _without_store(column) for name, column in result.columns.items()}
-    return out
-
-
-def _without_store(column: Column) -> Column:
-    out = copy.copy(column)
-    out.store = None  # pyright: ignore[reportAttributeAccessIssue]
+    out: Any = copy.copy(result)
+    out.store = None
+    if isinstance(result, Batch):
+        out.columns = {name: detached(column) for name, column in result.columns.items()}
     return out
 
 

@@ -163,11 +163,11 @@ class RayStore:
 
     def fetch(self, requests: Sequence[tuple[Part, np.ndarray]]) -> list[Rows]:
         """Rows of each (part, uids), one message a node."""
-        self._check_open(f"reading {sorted({part.key.split('#')[0] for part, _ in requests})}")
+        what = f"reading {sorted({part.key.split('#')[0] for part, _ in requests})}"
+        self._check_open(what)
         by_place: dict[str, list[int]] = defaultdict(list)
         for i, (part, _) in enumerate(requests):
             by_place[part.place].append(i)
-        names = sorted({part.key.split("#")[0] for part, _ in requests})
         found: list[Any] = [None] * len(requests)
         with trace.span("store/fetch", rows=sum(len(uids) for _, uids in requests)) as span:
             asked = {
@@ -175,9 +175,9 @@ class RayStore:
                 for place, at in by_place.items()
             }
             refs = [self.actors[place].get.remote(keys) for place, keys in asked.items()]
-            answers = self._get(refs, f"reading {names}")
+            answers = self._get(refs, what)
             for place, rows in zip(by_place, answers, strict=True):
-                rows = self._opened(place, asked[place], rows, f"reading {names}")
+                rows = self._opened(place, asked[place], rows, what)
                 for i, row in zip(by_place[place], rows, strict=True):
                     found[i] = row
                     span.bytes += row.nbytes

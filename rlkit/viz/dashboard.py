@@ -14,6 +14,7 @@ from typing import Any, Protocol, TextIO
 
 import pandas as pd
 
+from rlkit.checks import whole
 from rlkit.viz.kernel import after_cells, html_widget, picture
 from rlkit.viz.live import CallLater, Live, call_in_thread
 from rlkit.viz.page import page_html
@@ -187,11 +188,8 @@ def _check(log: object, total_steps: int | None) -> None:
             f"log: got {type(log).__name__}, need a log with listen, frame and a length. "
             "Pass the rlkit.MetricLog itself, not its frame."
         )
-    if total_steps is not None and (not isinstance(total_steps, int) or total_steps < 1):
-        raise ValueError(
-            f"total_steps: got {total_steps!r}, need a whole number, 1 or more. "
-            "Leave it out if the end is unknown."
-        )
+    if total_steps is not None:
+        whole("total_steps", total_steps, what="step")
 
 
 @atexit.register

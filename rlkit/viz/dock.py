@@ -88,9 +88,8 @@ def parts_of(frame: object) -> tuple[list[str], list[str]]:
 
 def bytes_by_node(frame: pd.DataFrame) -> pd.Series:
     """Bytes of the frame's rows on each node."""
-    names = [str(name) for name in frame.columns if str(name).startswith("bytes:")]
-    found = {n.removeprefix("bytes:"): float(frame[n].to_numpy().sum()) for n in names}
-    return pd.Series(found, dtype=float)
+    sums = frame.filter(regex="^bytes:").sum()
+    return sums.rename(lambda name: name.removeprefix("bytes:")).astype(float)
 
 
 def _colours(frame: pd.DataFrame, stages: Sequence[str]) -> dict[str, str]:

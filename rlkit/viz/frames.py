@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pandas as pd
 
-from rlkit.checks import did_you_mean
+from rlkit.checks import did_you_mean, whole
 
 Frames = pd.DataFrame | Mapping[str, pd.DataFrame]
 
@@ -98,10 +98,7 @@ def by_seed(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 
 def smoothed(table: pd.DataFrame, window: int) -> pd.DataFrame:
     """Mean of the last `window` steps, per seed; what was missing stays missing."""
-    if not isinstance(window, int | np.integer) or isinstance(window, bool) or window < 1:
-        raise ValueError(
-            f"smooth: got {window!r}, need a whole number of steps, 1 or more. 1 draws every value."
-        )
+    window = whole("smooth", window, what="step")
     means = pd.DataFrame(table.rolling(window, min_periods=1).mean())
     return means.mask(table.isna())
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from rlkit.checks import whole
 from rlkit.viz.frames import Frames, as_runs, has_values, numbers
 from rlkit.viz.style import (
     PHASE_COLOURS,
@@ -93,10 +94,7 @@ def plot_phases(
     step, whose length is then drawn as a black tick. source: "measured", "simulated" or "paper".
     Returns the axes.
     """
-    if not isinstance(bars, int | np.integer) or isinstance(bars, bool) or bars < 1:
-        raise ValueError(
-            f"bars: got {bars!r}, need a whole number, 1 or more. 12 fit the figure's width."
-        )
+    bars = whole("bars", bars, what="bar")
     label = axis_label("time per step", "s", check_source(source))
     runs = as_runs(frame)
     if isinstance(frame, Mapping):
