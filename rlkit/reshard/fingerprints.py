@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 _ODD = 0x2545F4914F6CDD1D
-_ROWS, _COLUMNS = 32, 1021  # words of 8 bytes; a prime, for rows of matrices are no multiple of it
+_ROWS, _COLUMNS = 64, 251  # words of 8 bytes; a prime, for rows of matrices are no multiple of it
 _NUM_FACTORS = 1 << 15
 
 
@@ -25,7 +25,7 @@ def fingerprint_tensor(tensor: Tensor) -> Tensor:
     """``fingerprint`` as a 0-d int64 tensor on the tensor's device, which is not waited for.
 
     Bits are read once, as fast as memory is: words in one column of a block are added up, and the
-    sums multiplied. Words that changed places in a column, 8168 bytes apart, are not noticed.
+    sums multiplied. Words that changed places in a column, 2008 bytes apart, are not noticed.
     """
     words = _words(tensor)
     num, left = divmod(len(words), _ROWS * _COLUMNS)
