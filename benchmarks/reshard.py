@@ -234,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=float, default=256, help="size of the model in bf16")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="2 or 4")
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     for rows in zip(*(run(ranks, args) for ranks in args.ranks), strict=True):
         frame = pd.concat(map(pd.DataFrame, rows))

@@ -7,9 +7,7 @@ import operator
 from collections.abc import Iterable
 from dataclasses import fields
 from numbers import Real
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 class PeerError(RuntimeError):
@@ -83,7 +81,7 @@ def finite(
     return number
 
 
-def switches(who: str, options: Any, kind: type[T]) -> T:
+def switches(who: str, options: Any, kind: Any) -> Any:
     """``options``, a dataclass of switches, or its defaults for None; else TypeError."""
     options = kind() if options is None else options
     if not isinstance(options, kind) or not all(
