@@ -63,6 +63,14 @@ def fits(name: str, fn: Any, *args: Any, **options: Any) -> None:
         pass
 
 
+def of_kind(name: str, value: Any, kind: type) -> None:
+    """TypeError unless ``value`` is of this class."""
+    if not isinstance(value, kind):
+        shown = repr(value)
+        got = shown if len(shown) <= 60 else type(value).__name__
+        raise TypeError(f"{name}: got {got}, need a {kind.__name__}.")
+
+
 def finite(
     name: str, value: Any, *, least: float = 0.0, most: float = math.inf, above: bool = False
 ) -> float:

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
-from rlkit.checks import did_you_mean
+from rlkit.checks import did_you_mean, of_kind
 from rlkit.config import Layout
 from rlkit.sim.events import Schedule
 from rlkit.sim.memory import GIB
@@ -45,8 +45,7 @@ def sweep(
     """
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-    if not isinstance(over, Mapping):
-        raise TypeError(f"over: got {over!r}, need a dict of lists: {{'max_staleness': [1, 4]}}.")
+    of_kind("over", over, Mapping)
     for name, values in over.items():
         if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
             raise ValueError(f"over: got {name}={values!r}, need a list of one value or more.")

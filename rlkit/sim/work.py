@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlkit.checks import finite, whole
+from rlkit.checks import finite, of_kind, whole
 from rlkit.config import Layout, ModelSpec
 from rlkit.sim.lengths import Lengths
 from rlkit.sim.specs import Counts, Node, counts
@@ -14,14 +14,6 @@ if TYPE_CHECKING:
     from rlkit.sim.moves import Move
 
 FROM_0 = ("rollout_devices", "forwards")  # counts of a run that may be 0
-
-
-def _is(owner: str, item: object, **kinds: type) -> None:
-    """TypeError unless the fields are of these kinds."""
-    for name, kind in kinds.items():
-        value = getattr(item, name)
-        if not isinstance(value, kind):
-            raise TypeError(f"{owner}.{name}: got {value!r}, need a {kind.__name__}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +33,7 @@ class Workload:
         whole("Workload.prompts", self.prompts)
         whole("Workload.samples", self.samples)
         finite("Workload.prompt_tokens", self.prompt_tokens)
-        _is("Workload", self, lengths=Lengths)
+        of_kind("Workload.lengths", self.lengths, Lengths)
 
     @property
     def sequences(self) -> int:
@@ -117,6 +109,13 @@ SOURCED = {
 """Fields of ``Costs`` with a public source. All others are assumed."""
 
 
+KINDS = {
+    "model": ModelSpec, "node": Node, "workload": Workload, "generate": Layout, "train": Layout,
+    "costs": Costs,
+}  # fmt: skip
+"""What fields of a run are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A model trained on some devices: who generates, who trains, how each is cut."""
@@ -156,8 +155,8 @@ class Run:
     costs: Costs = field(default_factory=Costs)
 
     def __post_init__(self) -> None:
-        kinds = {"model": ModelSpec, "node": Node, "workload": Workload, "costs": Costs}
-        _is("Run", self, **kinds, generate=Layout, train=Layout)
+        for name, kind in KINDS.items():
+            of_kind(f"Run.{name}", getattr(self, name), kind)
         for name in ("num_devices", "minibatches", "chunks", "micro_batch_tokens", *FROM_0):
             whole(f"Run.{name}", getattr(self, name), least=int(name not in FROM_0))
         finite("Run.cache_bytes", self.cache_bytes, above=True)

@@ -125,5 +125,5 @@ def test_spans_that_say_too_little_are_refused(change, message):
 
 
 def test_a_fit_needs_the_run_that_was_traced():
-    with pytest.raises(TypeError, match="got NoneType as run"):
+    with pytest.raises(TypeError, match="run: got None, need a Run"):
         sim.fit(turns([4, 16]), None)

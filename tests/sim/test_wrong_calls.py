@@ -59,8 +59,8 @@ def test_a_number_out_of_range_is_named(make, message):
         (lambda: small_run(num_devices=8.5), "Run.num_devices: got 8.5"),
         (lambda: small_run(reshard="swap"), "Run.reshard: got 'swap', need one of rk.sim.moves"),
         (lambda: sim.Costs(reward_s=None), "Costs.reward_s: got None"),
-        (lambda: sim.simulate(ASYNC, small_run()), "got Schedule and Run, need a Run and a Sched"),
-        (lambda: sim.sweep(small_run(), ASYNC, ["max_staleness"]), "need a dict"),
+        (lambda: sim.simulate(ASYNC, small_run()), "run: got Schedule, need a Run"),
+        (lambda: sim.sweep(small_run(), ASYNC, ["max_staleness"]), "over: got .*need a Mapping"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_named(make, message):
