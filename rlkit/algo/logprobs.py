@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 LOGITS_AT_ONCE = 8_000_000
-"""Logits that are made at a time, 31 MiB in float32: 52 rows of a vocabulary of 152 thousand. With
-entropy and gradient four times that are held."""
+"""Logits that are made at a time, 31 MiB in float32: 52 rows of a vocabulary of 152 thousand. Twice
+that are held, for entropies five times."""
 
 
 def rows_at_once(vocab_size: int) -> int:
