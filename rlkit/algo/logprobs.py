@@ -14,8 +14,8 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType]
 
 LOGITS_AT_ONCE = 8_000_000
-"""Logits that are made at a time, 31 MiB in float32: 52 rows of a vocabulary of 152 thousand. With
-entropy and gradient four times that are held."""
+"""Logits that are made at a time, 31 MiB in float32: 52 rows of a vocabulary of 152 thousand. Twice
+that are held, for entropies five times."""
 
 
 def rows_at_once(vocab_size: int) -> int:
@@ -99,7 +99,8 @@ def per_token_from_hidden(
     gradient (Chen et al., 2016, of activations), which can be taken once.
     """
     scaled = _over_temperature(hidden, temperature).to(head.dtype)  # [N, H]: as good as the logits
-    return cast(tuple[Tensor, Tensor], _PerToken.apply(scaled, head, tokens, entropy))
+    found = _PerToken.apply(scaled, head, tokens, entropy)  # pyright: ignore[reportUnknownMemberType]
+    return cast(tuple[Tensor, Tensor], found)
 
 
 class _PerToken(torch.autograd.Function):
@@ -128,11 +129,10 @@ class _PerToken(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, slope: Tensor | None, entropy_slope: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, head, tokens, entropies, room = ctx.saved_tensors
-        slope = room.new_zeros(len(tokens)) if slope is None else slope
+        given, entropy_slope = grad_outputs  # None for what the loss makes no use of
+        slope: Tensor = room.new_zeros(len(tokens)) if given is None else given
         of_hidden = torch.empty_like(hidden)
         of_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         size, logits = rows_at_once(len(head)), None

@@ -166,10 +166,10 @@ class TorchBackend:
             for p in parameters:
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             self._ranks.add_up(parameters)
-            limit, total = self.optim.max_grad_norm, get_total_norm([p.grad for p in parameters])
+            total = get_total_norm([p.grad for p in parameters if p.grad is not None])
             norm = float(self._ranks.whole(total))
-            if norm > limit:
-                clip_grads_with_norm_(parameters, limit, total)
+            if norm > self.optim.max_grad_norm:
+                clip_grads_with_norm_(parameters, self.optim.max_grad_norm, total)
             rate = self.lr * self.optim.lr_schedule(self.num_steps)
             finite = norm == norm and norm != float("inf")
             if finite:
