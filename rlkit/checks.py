@@ -7,7 +7,9 @@ import operator
 from collections.abc import Iterable
 from dataclasses import fields
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class PeerError(RuntimeError):

@@ -99,7 +99,7 @@ def per_token_from_hidden(
     gradient (Chen et al., 2016, of activations), which can be taken once.
     """
     scaled = _over_temperature(hidden, temperature).to(head.dtype)  # [N, H]: as good as the logits
-    found = _PerToken.apply(scaled, head, tokens, entropy)  # pyright: ignore[reportUnknownMemberType]
+    found = cast(Any, _PerToken).apply(scaled, head, tokens, entropy)
     return cast(tuple[Tensor, Tensor], found)
 
 

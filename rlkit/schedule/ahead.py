@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from rlkit.schedule.backlog import Backlog
+from rlkit.schedule.called import Called
 from rlkit.schedule.executors import Threads
 from rlkit.schedule.parts import (
     Record,
@@ -30,34 +31,40 @@ STOP_S = 30.0
 """How long a schedule that is left waits for generation to come to a halt."""
 
 
-def asynchronous(
+def asynchronous(  # noqa: PLR0913  what all schedules have, and how far ahead it may be
     prompts: Iterable[Any] | Backlog,
-    feed: Feed,
+    feed: Feed | Callable[[Any], Any],
     prepare: Callable[[Any], None],
     train_step: Callable[[Any], Mapping[str, Any]],
     sync: Callable[[], object],
     executor: Executor | None = None,
     *,
-    rule: StalenessRule,
+    max_staleness: float | None = None,
+    rule: StalenessRule | None = None,
 ) -> Generator[Record, None, None]:
     """Generation never waits for training, training only for enough finished groups (AReaL,
     2505.24298).
 
-    ``feed`` generates by itself (``rk.RolloutFeed(rollout, n=8)``); ``rule`` says how many groups
-    may be under way: ``StalenessRule(groups_per_step=32, max_staleness=4)``. ``prepare(chunk)``
-    scores groups as they finish; ``train_step(batch)`` gets the oldest ``groups_per_step`` of them
-    that the rule's ``stale_policy`` leaves. ``sync()`` hands over weights while responses are half
-    written, if the engine allows it, and holds up generation for just that. Records end with the
-    prompts; those that could fill no step are left.
+    ``feed`` generates by itself (``rk.RolloutFeed(rollout, n=8)``), and its responses may change
+    weights half written; a plain ``rollout_step`` in its place is called for one step's prompts
+    after another, and weights come between two calls. Train steps take as many groups as the first
+    batch of prompts has, and samples are at most about ``max_staleness`` of them old; a ``rule``
+    says more: ``StalenessRule(groups_per_step=32, max_staleness=4, stale_policy=drop)``.
+
+    ``prepare(chunk)`` scores groups as they finish; ``train_step(batch)`` gets the oldest of them
+    that the rule's ``stale_policy`` leaves. ``sync()`` hands over weights and holds up generation
+    for just that. Records end with the prompts; those that could fill no step are left.
 
     However it ends, nothing half written stays in the engines. With a ``Backlog`` as ``prompts``
     nothing of that is lost: another loop goes on with it. Engines that die are started again, get
     the weights by ``sync()``, and generate what they had.
     """
     check_calls(prepare=prepare, train_step=train_step, sync=sync)
-    check_feed(feed)
-    check_rule(rule)
     backlog = prompts if isinstance(prompts, Backlog) else Backlog(prompts)
+    rule = check_rule(rule, max_staleness, backlog.first_size)
+    if callable(feed):
+        feed = Called(feed, size=rule.groups_per_step)
+    check_feed(feed)
     with closing(check_executor(executor) or Threads()) as runs:
         line = _Line(backlog, feed, prepare, sync, runs, rule)
         try:

@@ -40,6 +40,15 @@ class Backlog:
     def _next(self) -> Any:
         return self._waiting.popleft() if self._waiting else next(self._prompts, None)
 
+    def first_size(self) -> int:
+        """Prompts of the batch that comes next from the stream; 1 at its end."""
+        with self.changed:
+            following = next(self._prompts, None)
+            if following is None:
+                return 1
+            self._waiting.append(following)
+            return len(following) if hasattr(following, "select") else 1  # `begin` names it
+
     def begin(self) -> Any:
         """The next prompt, from now on being generated; None after the last."""
         with self.changed:

@@ -1,7 +1,7 @@
 """What schedules ask of their parts, so that a wrong one is named before anything is generated."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlkit.schedule.staleness import StalenessRule
@@ -34,7 +34,7 @@ def check_feed(feed: Any) -> None:
     if not (hasattr(feed, "num_running") and hasattr(feed, "advance")):
         raise TypeError(
             f"feed: got {type(feed).__name__}, need one that generates by itself: "
-            "rk.RolloutFeed(rollout, n=8)."
+            "rk.RolloutFeed(rollout, n=8), or a function: rollout_step."
         )
     if feed.num_running:
         raise RuntimeError(
@@ -52,8 +52,18 @@ def check_executor(executor: Any) -> Any:
     return executor
 
 
-def check_rule(rule: Any) -> None:
-    """TypeError if ``rule`` is none; ValueError if it bounds nothing."""
+def check_rule(rule: Any, max_staleness: Any, first_size: Callable[[], int]) -> StalenessRule:
+    """The rule, or one of ``max_staleness`` for steps of ``first_size()`` groups; errors as below.
+
+    TypeError unless one of them is given; ValueError if it bounds nothing.
+    """
+    if (rule is None) == (max_staleness is None):
+        raise TypeError(
+            f"asynchronous: got rule={rule!r} and max_staleness={max_staleness!r}, need one of "
+            "them: max_staleness=4, or rule=StalenessRule(groups_per_step=32, max_staleness=4)."
+        )
+    if rule is None:
+        rule = StalenessRule(groups_per_step=first_size(), max_staleness=max_staleness)
     if not isinstance(rule, StalenessRule):
         raise TypeError(
             f"rule: got {rule!r}, need StalenessRule(groups_per_step=32, max_staleness=4)."
@@ -63,6 +73,7 @@ def check_rule(rule: Any) -> None:
             "max_staleness: got inf without max_running, need a finite one, or a number of groups "
             "that may run: else all prompts there are would begin at once."
         )
+    return rule
 
 
 def returned(batch: Any) -> Any:

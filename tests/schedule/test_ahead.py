@@ -209,3 +209,39 @@ def test_the_feed_says_which_group_is_twice(cluster):
     assert "6 waiting" in repr(feed)
     feed.advance()
     assert "on rollout/0" in repr(feed)
+
+
+# ---- a function in place of a feed, a number in place of a rule ----
+
+
+@pytest.mark.parametrize("executor", [Inline, Threads])
+def test_a_rollout_step_runs_as_far_ahead_as_the_number_says(cluster, executor):
+    loop = Loop(cluster)
+    parts = (loop.generate, loop.prepare, loop.train)
+    records = list(asynchronous(loop.prompts(5), *parts, sync=loop.sync, executor=executor(),
+                                max_staleness=2))  # fmt: skip
+    assert [len(record["batch"]) for record in records] == [24] * 5  # 6 prompts, 4 responses each
+    assert all((ages(record) <= 2).all() for record in records)
+    uids = np.concatenate([record["batch"].uids for record in records])
+    assert len(np.unique(uids)) == len(uids)
+
+
+def test_a_rollout_step_at_staleness_0_trains_what_synchronous_trains(cluster):
+    first, second = Loop(cluster), Loop(cluster)
+    list(rk.schedule.synchronous(first.prompts(3), first.generate, first.prepare, first.train,
+                                 first.sync))  # fmt: skip
+    list(asynchronous(second.prompts(3), second.generate, second.prepare, second.train,
+                      second.sync, max_staleness=0))  # fmt: skip
+    for name, value in first.weights().items():
+        torch.testing.assert_close(second.weights()[name], value, rtol=0, atol=1e-5)
+
+
+def test_a_feed_takes_a_number_too_and_one_of_number_and_rule_is_needed(cluster):
+    loop = Loop(cluster)
+    feed = rk.RolloutFeed(loop.rollout, n=4, seconds=0.01)
+    parts = (feed, loop.prepare, loop.train, loop.sync)
+    assert len(list(asynchronous(loop.prompts(3), *parts, max_staleness=1))) == 3
+    rule = StalenessRule(groups_per_step=6)
+    for both in ({}, {"rule": rule, "max_staleness": 1}):
+        with pytest.raises(TypeError, match="need one of them"):
+            next(asynchronous(loop.prompts(1), *parts, **both))
