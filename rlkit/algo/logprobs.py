@@ -99,8 +99,8 @@ def per_token_from_hidden(
     gradient (Chen et al., 2016, of activations), which can be taken once.
     """
     scaled = _over_temperature(hidden, temperature).to(head.dtype)  # [N, H]: as good as the logits
-    found = cast(Any, _PerToken).apply(scaled, head, tokens, entropy)
-    return cast(tuple[Tensor, Tensor], found)
+    apply = cast(Callable[..., tuple[Tensor, Tensor]], _PerToken.apply)  # pyright: ignore[reportUnknownMemberType]
+    return apply(scaled, head, tokens, entropy)
 
 
 class _PerToken(torch.autograd.Function):
@@ -129,7 +129,9 @@ class _PerToken(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Tensor, Tensor | None, None, None]:
         hidden, head, tokens, entropies, room = ctx.saved_tensors
         given, entropy_slope = grad_outputs  # None for what the loss makes no use of
         slope: Tensor = room.new_zeros(len(tokens)) if given is None else given

@@ -45,7 +45,7 @@ def start(loop, prompts=None, feed=None, **changed):
         ({"prepare": None}, "prepare: got NoneType, need a function"),
         ({"train_step": {}}, "train_step: got dict, need a function"),
         ({"sync": object()}, "need a function or a method, such as resharder.reshard"),
-        ({"feed": lambda prompts: prompts}, r"feed: got function, need .* rk.RolloutFeed\(rollout"),
+        ({"feed": [1]}, r"feed: got list, need .* rk.RolloutFeed\(rollout"),
         ({"rule": 4}, r"rule: got 4, need StalenessRule\("),
         ({"executor": Inline}, r"executor: .* need one such as rk.schedule.Inline\(\)"),
         ({"prompts": 3}, "prompts: got int, need batches of prompts one after another"),
