@@ -7,57 +7,40 @@ from pathlib import Path
 import pandas as pd
 
 import rlkit as rk
-from rlkit.config import Layout, ModelSpec
+from rlkit.config import Layout
 from rlkit.sim import specs
 from rlkit.sim.study import Parameters, Plan, Row
 
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
-MODELS = {
-    "1.5B": ModelSpec.qwen25_1_5b(),
-    "7B": ModelSpec.qwen25_7b(),
-    "14B": ModelSpec.qwen25_14b(),
-    "32B": ModelSpec.qwen25_32b(),
-}
-# tp and share of the memory of an engine: AReaL's of its legacy benchmark (tag v0.3.1) and its blog
-# (14B), verl's of the scripts with which AReaL's authors ran it (GitHub: nuzant/verl_benchmark).
-ENGINE = {
-    "areal": {"1.5B": (1, 0.8), "7B": (1, 0.7), "14B": (4, 0.7), "32B": (8, 0.7)},
-    "verl": {"1.5B": (1, 0.6), "7B": (1, 0.6), "14B": (2, 0.6), "32B": (8, 0.4)},
-}
-TRAIN = {
-    "1.5B": Layout(pp=2),
-    "7B": Layout(pp=4),
-    "14B": Layout(pp=8, tp=2),
-    "32B": Layout(pp=8, tp=2),
-}
-SEQUENCE, PROMPT, LIMIT = 9276, 200, 27648  # tokens; the first follows from Fig. 5c and Table 1
-MOST_RUNNING = 512  # groups; of the benchmark of Fig. 4
+sys.path.insert(0, str(FOLDER))
 
 
 def build(row: Row, parameters: Parameters) -> Plan:
     """What a row of paper.csv ran."""
+    import areal_facts as facts
+
     verl, limit = row["system"] == "verl", int(row["limit_tokens"])
     code = row["block"] == "Table 1" and row["model"] in ("14B", "32B")
-    mean = parameters.code_tokens if code else SEQUENCE - PROMPT
-    lengths = rk.sim.Lengths(mean_tokens=mean, sigma=parameters.sigma, limit_tokens=LIMIT)
+    mean = parameters.code_tokens if code else facts.SEQUENCE - facts.PROMPT
+    lengths = rk.sim.Lengths(mean_tokens=mean, sigma=parameters.sigma, limit_tokens=facts.LIMIT)
     workload = rk.sim.Workload(
         prompts=64 if row["block"] == "Table 7" else 512,
         samples=16,
-        prompt_tokens=PROMPT,
+        prompt_tokens=facts.PROMPT,
         lengths=lengths.cut(limit),
     )
-    tp, memory_share = ENGINE["verl" if verl else "areal"][row["model"]]
+    tp, memory_share = facts.ENGINE["verl" if verl else "areal"][row["model"]]
     # A micro-batch of verl's trainer holds the longest sequence, prompts of up to 1,024 included.
     budget = max(24_576 if row["model"] == "32B" else 32_768, 1024 + limit)
     run = rk.sim.Run(
-        model=MODELS[row["model"]],
+        model=facts.MODELS[row["model"]],
         node=specs.NODE_H800,
         num_devices=int(row["devices"]),
         rollout_devices=int(row["rollout"]),
         workload=workload,
         generate=Layout(tp=tp),
-        train=Layout() if verl else TRAIN[row["model"]],
+        train=Layout() if verl else facts.TRAIN[row["model"]],
         sharded=verl,
         minibatches=4,
         micro_batch_tokens=budget if verl else 32_768,
@@ -70,7 +53,7 @@ def build(row: Row, parameters: Parameters) -> Plan:
         schedule = rk.sim.asynchronous(
             max_staleness=min(32.0, float(row["staleness"])),
             interrupt=row["system"] == "areal",
-            max_running=MOST_RUNNING if benchmark else None,
+            max_running=facts.MOST_RUNNING if benchmark else None,
         )
     scale = 1 / parameters.areal_scale if benchmark else 1.0
     return Plan(run=run, schedule=schedule, scale=scale)
