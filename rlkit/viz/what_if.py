@@ -19,7 +19,7 @@ from rlkit.viz.style import ROLE_COLOURS, axis_label, limit_line
 from rlkit.viz.timeline import plot_timeline
 
 SIZE_IN = (10.0, 6.4)
-MOSAIC = [["lanes", "lanes"], ["tried", "memory"]]
+MOSAIC: list[Any] = [["lanes", "lanes"], ["tried", "memory"]]
 # Places are fixed: a layout engine would draw everything twice at each move.
 PLACES = {"left": 0.09, "right": 0.93, "bottom": 0.08, "top": 0.94, "hspace": 0.5, "wspace": 0.22}
 MOST_ENGINES = 4  # lanes of a timeline; all engines do the same
