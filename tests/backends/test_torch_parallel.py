@@ -14,10 +14,12 @@ from rlkit.config import Layout
 @pytest.fixture(scope="module")
 def found() -> dict[int, dict]:
     """By rank: what torch_ranks found with two and with four processes."""
-    two, four = run_on_ranks(torch_ranks.on_two, 2), run_on_ranks(torch_ranks.on_four, 4)
-    both = two.keys() | four.keys()
-    cases = DENSE | torch_ranks.MORE
-    return {r: dict.fromkeys(cases) | two.get(r, {}) | four.get(r, {}) for r in both}
+    every = {rank: dict.fromkeys(DENSE | torch_ranks.MORE) for rank in range(4)}
+    mains = (torch_ranks.on_two, 2), (torch_ranks.odd_on_two, 2), (torch_ranks.on_four, 4)
+    for main, num in mains:
+        for rank, cases in run_on_ranks(main, num).items():
+            every[rank] |= cases
+    return every
 
 
 @pytest.fixture(scope="module")

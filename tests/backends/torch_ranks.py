@@ -105,15 +105,20 @@ def on_two(rank: int, store) -> dict:
     return cases(rank, store, ranks=2)
 
 
+def odd_on_two(rank: int, store) -> dict:
+    """Those of another vocabulary: DTensor of torch 2.10 takes two in a process for one."""
+    return cases(rank, store, ranks=2, odd=True)
+
+
 def on_four(rank: int, store) -> dict:
     """The cases of four ranks."""
     return cases(rank, store, ranks=4)
 
 
-def cases(rank: int, store, *, ranks: int) -> dict:
+def cases(rank: int, store, *, ranks: int, odd: bool = False) -> dict:
     found = {}
     for name, (family, layout, options, *rest) in (DENSE | MORE).items():
-        if layout.num_devices == ranks:
+        if layout.num_devices == ranks and (family == "odd") == odd:
             context = context_of(layout, rank, store, name)
             model, work = dense_model(family), rest[0] if rest else both
             backend = rk.TorchBackend(model, lr=1e-2, context=context, options=options)
