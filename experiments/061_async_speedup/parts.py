@@ -33,6 +33,8 @@ class Setting:
     generating: int = 1
     """Devices that generate in the asynchronous runs; the others train."""
     max_staleness: int = 4
+    slice_s: float = 0.1
+    """Seconds that an engine generates before its finished groups, prompts and weights move."""
     decode_s: float = 0.0
     """Seconds that a decoding step takes at least, however few rows run: simulated latency."""
     train_token_s: float = 0.0
@@ -140,7 +142,7 @@ def train(name: str, cluster: Any, setting: Setting, *, seed: int) -> Iterator[d
         return
     stream, interrupts = task.stream(size=setting.size), name != "asynchronous, no interrupts"
     prompts = (next(stream) for _ in range(setting.steps + setting.max_staleness + 1))
-    feed = rk.RolloutFeed(rollout, n=setting.n, seconds=0.1, interrupts=interrupts)
+    feed = rk.RolloutFeed(rollout, n=setting.n, seconds=setting.slice_s, interrupts=interrupts)
     rule = StalenessRule(groups_per_step=setting.size, max_staleness=setting.max_staleness)
     for record in asynchronous(prompts, feed, prepare, train_step, resharder.reshard, rule=rule):
         yield record

@@ -69,6 +69,7 @@ def measure(case: Case, *, steps: int, repeat: int) -> tuple[pd.DataFrame, pd.Da
     setting = long_tailed.Setting(
         steps=steps, size=case.size, n=SAMPLES, median_tokens=MEDIAN, longest_tokens=LONGEST,
         devices=1 if together else 2, max_staleness=case.max_staleness or 0,
+        slice_s=0.01,  # a step of training takes 50 ms and more
     )  # fmt: skip
     name, trace, ends, tokens = "synchronous" if together else "asynchronous", rk.Trace(), [], []
     load = os.getloadavg()[0]
