@@ -42,10 +42,12 @@ def whole(name: str, value: Any, *, least: int = 1, what: str = "") -> int:
     return number
 
 
-def instance(name: str, value: Any, kind: type[T], *, such_as: str) -> T:
+def instance(name: str, value: Any, kind: type[T], *, such_as: str = "") -> T:
     """``value``; TypeError if it is no ``kind``."""
     if not isinstance(value, kind):
-        raise TypeError(f"{name}: got {value!r:.80}, need {such_as}.")
+        shown = repr(value)
+        got = shown if len(shown) <= 60 else type(value).__name__
+        raise TypeError(f"{name}: got {got}, need {such_as or f'a {kind.__name__}'}.")
     return value
 
 
@@ -63,14 +65,6 @@ def fits(name: str, fn: Any, *args: Any, **options: Any) -> None:
         ) from None
     except ValueError:  # built-in functions have no signature
         pass
-
-
-def of_kind(name: str, value: Any, kind: type) -> None:
-    """TypeError unless ``value`` is of this class."""
-    if not isinstance(value, kind):
-        shown = repr(value)
-        got = shown if len(shown) <= 60 else type(value).__name__
-        raise TypeError(f"{name}: got {got}, need a {kind.__name__}.")
 
 
 def finite(

@@ -49,7 +49,8 @@ def asynchronous(  # noqa: PLR0913  what all schedules have, and how far ahead i
     weights half written; a plain ``rollout_step`` in its place is called for one step's prompts
     after another, and weights come between two calls. Train steps take as many groups as the first
     batch of prompts has, and samples are at most about ``max_staleness`` of them old; a ``rule``
-    says more: ``StalenessRule(groups_per_step=32, max_staleness=4, stale_policy=drop)``.
+    says more: ``StalenessRule(groups_per_step=32, max_staleness=4, stale_policy=drop)``. A
+    ``Backlog`` as ``prompts`` may go on with a run, so it needs one.
 
     ``prepare(chunk)`` scores groups as they finish; ``train_step(batch)`` gets the oldest of them
     that the rule's ``stale_policy`` leaves. ``sync()`` hands over weights and holds up generation
@@ -60,8 +61,9 @@ def asynchronous(  # noqa: PLR0913  what all schedules have, and how far ahead i
     the weights by ``sync()``, and generate what they had.
     """
     check_calls(prepare=prepare, train_step=train_step, sync=sync)
-    backlog = prompts if isinstance(prompts, Backlog) else Backlog(prompts)
-    rule = check_rule(rule, max_staleness, backlog.first_size)
+    begun = isinstance(prompts, Backlog)
+    backlog = prompts if begun else Backlog(prompts)
+    rule = check_rule(rule, max_staleness, None if begun else backlog.first_size)
     if callable(feed):
         feed = Called(feed, size=rule.groups_per_step)
     check_feed(feed)

@@ -41,7 +41,7 @@ class Backlog:
         return self._waiting.popleft() if self._waiting else next(self._prompts, None)
 
     def first_size(self) -> int:
-        """Prompts of the batch that comes next from the stream; 1 at its end."""
+        """Prompts of the batch that comes first; 1 if there is none."""
         with self.changed:
             following = next(self._prompts, None)
             if following is None:

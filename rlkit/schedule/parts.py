@@ -52,10 +52,13 @@ def check_executor(executor: Any) -> Any:
     return executor
 
 
-def check_rule(rule: Any, max_staleness: Any, first_size: Callable[[], int]) -> StalenessRule:
-    """The rule, or one of ``max_staleness`` for steps of ``first_size()`` groups; errors as below.
+def check_rule(
+    rule: Any, max_staleness: Any, first_size: Callable[[], int] | None
+) -> StalenessRule:
+    """The rule, or one of ``max_staleness`` for steps of ``first_size()`` groups.
 
-    TypeError unless one of them is given; ValueError if it bounds nothing.
+    TypeError unless one of them is given, and for a number without ``first_size``: a backlog does
+    not say how many groups a step has; ValueError if the rule bounds nothing.
     """
     if (rule is None) == (max_staleness is None):
         raise TypeError(
@@ -63,6 +66,12 @@ def check_rule(rule: Any, max_staleness: Any, first_size: Callable[[], int]) -> 
             "them: max_staleness=4, or rule=StalenessRule(groups_per_step=32, max_staleness=4)."
         )
     if rule is None:
+        if first_size is None:
+            raise TypeError(
+                f"asynchronous: got a Backlog and max_staleness={max_staleness!r}, need a rule, "
+                "which says how many groups a step has and where the run is: "
+                "StalenessRule(groups_per_step=32, max_staleness=4, version=actor.version)."
+            )
         rule = StalenessRule(groups_per_step=first_size(), max_staleness=max_staleness)
     if not isinstance(rule, StalenessRule):
         raise TypeError(

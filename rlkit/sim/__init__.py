@@ -4,7 +4,7 @@ Everything here is arithmetic: no device. Peaks have sources (``specs``), the re
 fitted or assumed (``Costs``). The frames are those of a real run, so ``rk.viz`` draws both.
 """
 
-from rlkit.checks import of_kind, whole
+from rlkit.checks import instance, whole
 from rlkit.sim import cost, memory, moves, specs
 from rlkit.sim.calibrate import fit
 from rlkit.sim.events import Loop, Schedule, asynchronous, one_step_off, synchronous
@@ -60,8 +60,8 @@ def simulate(run: Run, schedule: Schedule, *, steps: int = 10, seed: int = 0) ->
 
     A run that does not fit into memory is a result, too: ``out_of_memory`` says where.
     """
-    of_kind("run", run, Run)
-    of_kind("schedule", schedule, Schedule)
+    instance("run", run, Run)
+    instance("schedule", schedule, Schedule)
     whole("steps", steps)
     whole("seed", seed, least=0)
     room = memory.memory(run)

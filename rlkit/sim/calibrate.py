@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.checks import of_kind
+from rlkit.checks import instance
 from rlkit.sim.cost import forward_flops
 from rlkit.sim.moves import Move, fixed
 from rlkit.sim.work import Run
@@ -28,7 +28,7 @@ def fit(trace: Any, run: Run, *, beside: Any = None) -> Run:
 
     Relative least squares of means by stage and rows, no rate below 0.
     """
-    of_kind("run", run, Run)
+    instance("run", run, Run)
     spans = _spans(trace)
     made, trained = spans[spans["stage"] == "generate"], spans[spans["stage"].isin(TRAINED)]
     for name, part in (("generate", made), ("logprobs or update", trained)):

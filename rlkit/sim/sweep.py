@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
-from rlkit.checks import did_you_mean, of_kind
+from rlkit.checks import did_you_mean, instance
 from rlkit.config import Layout
 from rlkit.sim.events import Schedule
 from rlkit.sim.memory import GIB
@@ -45,7 +45,7 @@ def sweep(
     """
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-    of_kind("over", over, Mapping)
+    instance("over", over, Mapping)
     for name, values in over.items():
         if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
             raise ValueError(f"over: got {name}={values!r}, need a list of one value or more.")

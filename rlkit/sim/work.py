@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlkit.checks import finite, of_kind, whole
+from rlkit.checks import finite, instance, whole
 from rlkit.config import Layout, ModelSpec
 from rlkit.sim.lengths import Lengths
 from rlkit.sim.specs import Counts, Node, counts
@@ -33,7 +33,7 @@ class Workload:
         whole("Workload.prompts", self.prompts)
         whole("Workload.samples", self.samples)
         finite("Workload.prompt_tokens", self.prompt_tokens)
-        of_kind("Workload.lengths", self.lengths, Lengths)
+        instance("Workload.lengths", self.lengths, Lengths)
 
     @property
     def sequences(self) -> int:
@@ -156,7 +156,7 @@ class Run:
 
     def __post_init__(self) -> None:
         for name, kind in KINDS.items():
-            of_kind(f"Run.{name}", getattr(self, name), kind)
+            instance(f"Run.{name}", getattr(self, name), kind)
         for name in ("num_devices", "minibatches", "chunks", "micro_batch_tokens", *FROM_0):
             whole(f"Run.{name}", getattr(self, name), least=int(name not in FROM_0))
         finite("Run.cache_bytes", self.cache_bytes, above=True)

@@ -5,7 +5,7 @@ from typing import Any
 from rlkit.backends.torch_backend import TorchBackend
 from rlkit.batch import Batch
 from rlkit.checks import whole
-from rlkit.models.pretrained import Pretrained
+from rlkit.models.pretrained import Pretrained, need_model
 from rlkit.store import Column
 from rlkit.workers import memory
 from rlkit.workers.context import WorkerContext
@@ -24,7 +24,7 @@ class ReferenceWorker:
         token_budget: int = TOKEN_BUDGET,
         context: WorkerContext | None = None,
     ) -> None:
-        self.context, self.spec = context or WorkerContext(), model.spec
+        self.context, self.spec = context or WorkerContext(), need_model(model).spec
         self.token_budget = whole("token_budget", token_budget, what="token")
         make = callable_backend(backend)
         self.backend = make(model, device=self.context.device, context=self.context)

@@ -245,3 +245,5 @@ def test_a_feed_takes_a_number_too_and_one_of_number_and_rule_is_needed(cluster)
     for both in ({}, {"rule": rule, "max_staleness": 1}):
         with pytest.raises(TypeError, match="need one of them"):
             next(asynchronous(loop.prompts(1), *parts, **both))
+    with pytest.raises(TypeError, match="got a Backlog and max_staleness=1, need a rule"):
+        next(asynchronous(rk.schedule.Backlog(loop.prompts(1)), *parts, max_staleness=1))
