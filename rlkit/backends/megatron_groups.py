@@ -22,7 +22,8 @@ def open_groups(layout: Layout, context: Any, device: torch.device) -> None:
         return
     open_world(layout, context, device)
     parallel_state.initialize_model_parallel(
-        *sizes[:2],
+        sizes[0],
+        sizes[1],
         context_parallel_size=sizes[2],
         expert_model_parallel_size=sizes[3],
         expert_tensor_parallel_size=sizes[4],
