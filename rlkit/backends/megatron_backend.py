@@ -1,8 +1,8 @@
 """MegatronBackend: forward, backward and AdamW of a model that megatron-core cuts over ranks.
 
-Tensor parallelism (with sequence parallelism), pipeline stages, expert and data parallelism. All
+Tensor parallelism (with sequence parallelism), context, pipeline, expert and data parallelism. All
 ranks of a model call the same methods in the same order. Losses run on the last pipeline stage, on
-full rows, and alike on tensor-parallel peers; what they say goes to every stage.
+full rows, and alike on tensor- and context-parallel peers; what they say goes to every stage.
 """
 
 import functools
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlkit import device as devices
 from rlkit.backends import megatron_cpu
+from rlkit.backends.context_parallel import Part
 from rlkit.backends.losses import Guarded, wants_entropy
 from rlkit.backends.megatron_groups import close_groups, from_last_stage
 from rlkit.backends.megatron_model import MegatronOptions, check_model
@@ -31,7 +32,6 @@ from rlkit.backends.megatron_optimizer import (
 )
 from rlkit.backends.megatron_stage import Stage
 from rlkit.backends.megatron_weights import Weights
-from rlkit.backends.packing import Packed
 from rlkit.backends.ranks import broadcast, check_same_steps, together
 from rlkit.batch import Batch
 from rlkit.checks import finite, switches
@@ -119,8 +119,8 @@ class MegatronBackend:
         host memory, on every rank.
         """
 
-        def use(batch: Batch | None, packed: Packed, hidden: Tensor) -> tuple[Tensor, ...]:
-            found = self.stage.per_token(hidden, packed, entropy=entropy)
+        def use(batch: Batch | None, part: Part, hidden: Tensor) -> tuple[Tensor, ...]:
+            found = self.stage.per_token(hidden, part, entropy=entropy)
             return tuple(each.cpu() for each in found)
 
         with torch.no_grad():
@@ -147,9 +147,9 @@ class MegatronBackend:
         """
         wanted, guarded = wants_entropy(loss_fn), Guarded(loss_fn)
 
-        def use(batch: Batch | None, packed: Packed, hidden: Tensor) -> tuple[Tensor, Any, Any]:
-            logprobs, entropies = self.stage.per_token(hidden, packed, entropy=wanted)
-            loss, metrics = guarded(batch, packed, logprobs, entropies)
+        def use(batch: Batch | None, part: Part, hidden: Tensor) -> tuple[Tensor, Any, Any]:
+            logprobs, entropies = self.stage.per_token(hidden, part, entropy=wanted)
+            loss, metrics = guarded(batch, part.packed, logprobs, entropies)
             return loss, torch.zeros((), dtype=torch.int), devices.to_host(metrics)
 
         kept = self.stage.run(batches, use, train=True)

@@ -22,10 +22,11 @@ def open_groups(layout: Layout, context: Any, device: torch.device) -> None:
         return
     open_world(layout, context, device)
     parallel_state.initialize_model_parallel(
-        *sizes[:2],
-        context_parallel_size=layout.cp,
-        expert_model_parallel_size=sizes[2],
-        expert_tensor_parallel_size=sizes[3],
+        sizes[0],
+        sizes[1],
+        context_parallel_size=sizes[2],
+        expert_model_parallel_size=sizes[3],
+        expert_tensor_parallel_size=sizes[4],
         distributed_timeout_minutes=timeout_s / 60,  # type: ignore[arg-type]
         order=layout.rank_order,
         create_gloo_process_groups=False,
@@ -53,21 +54,22 @@ def from_last_stage(value: list[Any]) -> list[Any]:
     return found[0]
 
 
-def _sizes(layout: Layout) -> tuple[int, int, int, int]:
-    return layout.tp, layout.pp, layout.ep, layout.tp_of_experts
+def _sizes(layout: Layout) -> tuple[int, ...]:
+    return layout.tp, layout.pp, layout.cp, layout.ep, layout.tp_of_experts
 
 
-def _check_same(sizes: tuple[int, int, int, int]) -> None:
+def _check_same(sizes: tuple[int, ...]) -> None:
     from megatron.core import parallel_state as state
 
     there = (
         state.get_tensor_model_parallel_world_size(),
         state.get_pipeline_model_parallel_world_size(),
+        state.get_context_parallel_world_size(),
         state.get_expert_model_parallel_world_size(),
         state.get_expert_tensor_parallel_world_size(),
     )
     if there != sizes:
         raise ValueError(
-            f"MegatronBackend: got tp, pp, ep, expert_tp = {sizes} in a process that has groups of "
-            f"{there}; need one layout a process. Spawn the worker in a group of its own."
+            f"MegatronBackend: got tp, pp, cp, ep, expert_tp = {sizes} in a process with groups "
+            f"of {there}; need one layout a process. Spawn the worker in a group of its own."
         )

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from rlkit.config import Layout, ModelSpec
-from rlkit.models.attention import PackedAttention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +33,6 @@ def check_model(spec: ModelSpec, layout: Layout, options: MegatronOptions, *, ki
         raise ValueError(
             f"MegatronBackend: got a {spec.architecture} shape with latent attention, shared "
             "experts, dense layers or a router bias; need Llama, Qwen2, Qwen3 or Qwen3-MoE."
-        )
-    if layout.cp > 1:
-        raise ValueError(
-            f"MegatronBackend: got cp={layout.cp} on {kind}, need cp=1: Megatron's context "
-            "parallelism needs the attention of TransformerEngine or MindSpeed, which rlkit does "
-            "not use. Use tensor parallelism with MegatronOptions(sequence_parallel=True)."
         )
     if spec.num_kv_heads % layout.tp:
         raise ValueError(
@@ -97,6 +90,7 @@ def make_config(
         persist_layer_norm=False,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
+        context_parallel_size=layout.cp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=layout.tp_of_experts,
         sequence_parallel=options.sequence_parallel,
@@ -219,12 +213,12 @@ class CoreAttention(nn.Module):
         return packed_seq_params.attend(0, query, key, value).flatten(1)
 
 
-def packed_params(lengths: Tensor, device: torch.device) -> Any:
-    """What Megatron's layers are told of S packed sequences of lengths [S]."""
+def packed_params(lengths: Tensor, attend: Any, device: torch.device) -> Any:
+    """What Megatron's layers are told of S packed sequences of lengths [S], on all cp ranks."""
     from megatron.core.packed_seq_params import PackedSeqParams
 
     ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to(device, torch.int32)
     longest = int(lengths.max())
     found = PackedSeqParams("thd", ends, ends, max_seqlen_q=longest, max_seqlen_kv=longest)
-    found.attend = PackedAttention(lengths)  # type: ignore[attr-defined]
+    found.attend = attend  # type: ignore[attr-defined]
     return found

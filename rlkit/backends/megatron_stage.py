@@ -8,18 +8,20 @@ import torch
 from torch import Tensor
 
 from rlkit.algo.logprobs import in_pieces, rows_at_once
+from rlkit.backends.context_parallel import Part, part_of
 from rlkit.backends.megatron_groups import open_groups
 from rlkit.backends.megatron_model import MegatronOptions, make_config, make_model, packed_params
 from rlkit.backends.megatron_optimizer import with_gradients
-from rlkit.backends.packing import Packed, filled, pack
+from rlkit.backends.packing import pack
 from rlkit.backends.ranks import highest
 from rlkit.backends.vocab_parallel import Ranks, logprobs_and_entropy
 from rlkit.batch import Batch
 from rlkit.config import Layout, ModelSpec
 from rlkit.reshard.plan_forms import megatron
 
-Use = Callable[[Batch | None, Packed, Tensor], Any]
-"""(rows, None of a filler; their tokens; hidden states [M, hidden]) -> what is kept of them.
+Use = Callable[[Batch | None, Part, Tensor], Any]
+"""(rows, None of a filler; what this rank reads of them; hidden states [m, hidden] of its m
+response tokens) -> what is kept of them.
 
 In training (loss, number of tokens as Megatron wants one, what is kept).
 """
@@ -54,6 +56,7 @@ class Stage:
 
         Each stage does one forward and one backward in turn (1F1B: PipeDream, 1806.03377).
         """
+        from megatron.core import parallel_state
         from megatron.core.pipeline_parallel import get_forward_backward_func
 
         num = self._num_in_step(len(batches))
@@ -63,11 +66,12 @@ class Stage:
         def forward_step(queue: Iterator[Batch | None], model: Any) -> tuple[Tensor, Any]:
             batch = next(queue)
             packed = None if batch is None else pack(batch, device=self.device)
-            packed = filled(packed, multiple=self.layout.tp, device=self.device)
-            self._picked = packed.predict
-            params = packed_params(packed.lengths, self.device)
-            output = model(packed.ids[None], None, None, packed_seq_params=params)
-            return output, lambda hidden, **_: use(batch, packed, hidden[0])
+            group: Any = parallel_state.get_context_parallel_group()
+            part = part_of(packed, tp=self.layout.tp, group=group, device=self.device)
+            self._picked = part.predict
+            params = packed_params(part.packed.lengths, part.attend, self.device)
+            output = model(part.ids[None], None, None, packed_seq_params=params)
+            return output, lambda hidden, **_: use(batch, part, hidden[0])
 
         found = get_forward_backward_func()(
             forward_step_func=forward_step,
@@ -88,7 +92,7 @@ class Stage:
         return int(highest(torch.tensor(num, device=self.device)))
 
     def _instead_of_logits(self, hidden: Tensor, weight: Tensor | None, **_: Any) -> Any:
-        """In the output layer's place: of [N, 1, hidden] the M that predict a token.
+        """In the output layer's place: of [n, 1, hidden] the m that predict a token.
 
         ``per_token`` makes their logits, some rows at a time.
         """
@@ -100,8 +104,10 @@ class Stage:
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=False)
         return hidden[self._picked], None
 
-    def per_token(self, hidden: Tensor, packed: Packed, *, entropy: bool) -> tuple[Tensor, Tensor]:
-        """Logprobs [M] and entropies [M] (none unless asked for) of hidden states [M, hidden]."""
+    def per_token(self, hidden: Tensor, part: Part, *, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Logprobs [M] and entropies [M] (none unless asked for) of all response tokens, of this
+        rank's hidden states [m, hidden].
+        """
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import reduce_from_tensor_model_parallel_region
 
@@ -117,5 +123,7 @@ class Stage:
             logits = self._logits(hidden)[0]  # [n, columns]
             return logprobs_and_entropy(logits, targets, temperature, ranks, entropy=entropy)
 
-        targets, num_rows = packed.targets.tensor, rows_at_once(self._columns)
-        return in_pieces(piece, hidden, targets, packed.temperature, num_rows=num_rows)
+        packed, num_rows = part.packed, rows_at_once(self._columns)
+        targets, temperature = packed.targets.tensor[part.mine], packed.temperature[part.mine]
+        logprobs, entropies = in_pieces(piece, hidden, targets, temperature, num_rows=num_rows)
+        return part.of_all(logprobs), part.of_all(entropies) if entropy else entropies

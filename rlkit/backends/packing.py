@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlkit.algo.logprobs import next_token_rows
 from rlkit.batch import Batch
+from rlkit.models.attention import positions
 from rlkit.rows import Rows
 
 
@@ -64,6 +65,17 @@ def pack(batch: Batch, *, device: torch.device) -> Packed:
         targets=Rows(responses.tensor.to(device), responses.row_lengths),
         temperature=temperature.repeat_interleave(responses.row_lengths).to(device),
     )
+
+
+def padded(packed: Packed, *, multiple: int) -> Packed:
+    """``packed`` with tokens after the end of each sequence, which nothing is read from, so that
+    every length is a multiple.
+    """
+    lengths = packed.lengths + -packed.lengths % multiple
+    starts = (lengths.cumsum(0) - lengths).repeat_interleave(packed.lengths)
+    place = (starts + positions(packed.lengths)).to(packed.ids.device)  # [N] of each token
+    ids = packed.ids.new_zeros(int(lengths.sum())).index_copy(0, place, packed.ids)
+    return replace(packed, ids=ids, lengths=lengths, predict=place[packed.predict])
 
 
 def filled(packed: Packed | None, *, multiple: int, device: torch.device) -> Packed:

@@ -28,7 +28,7 @@ def check_layout(spec: ModelSpec, layout: Layout, options: TorchOptions) -> None
         raise ValueError(
             f"TorchBackend: got cp={layout.cp}, need cp=1: torch's context parallelism cuts "
             "sequences of one length, and rows of a batch lie packed end to end. Use "
-            "TorchOptions(sequence_parallel=True) with tp, or fewer tokens a micro-batch."
+            "backend=rk.MegatronBackend, or TorchOptions(sequence_parallel=True) with tp."
         )
     sizes = {
         "key-value heads": spec.num_kv_heads,

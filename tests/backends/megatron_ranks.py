@@ -45,6 +45,13 @@ DENSE = {
     "TP2 PP2, sequence parallel, tied": ("qwen2", Layout(tp=2, pp=2), SP),
     "TP2 DP2": ("qwen3", Layout(tp=2, dp=2), None),
     "PP2 DP2": ("llama", Layout(pp=2, dp=2), None),
+    "CP2": ("qwen3", Layout(cp=2), None),
+    "CP4": ("llama", Layout(cp=4), None),
+    "CP2, biases, tied, recomputed": ("qwen2", Layout(cp=2), rk.MegatronOptions(recompute=True)),
+    "CP2, distributed optimizer": ("qwen3", Layout(cp=2), SPREAD),
+    "TP2 CP2, sequence parallel": ("qwen3", Layout(tp=2, cp=2), SP),
+    "CP2 PP2": ("qwen2", Layout(cp=2, pp=2), None),
+    "CP2 DP2": ("llama", Layout(cp=2, dp=2), None),
 }
 EXPERTS = {
     "one rank": (Layout(), None),
@@ -52,6 +59,7 @@ EXPERTS = {
     "EP4": (Layout(ep=4), None),
     "EP2 PP2": (Layout(ep=2, pp=2), None),
     "TP2 EP2": (Layout(tp=2, ep=2, expert_tp=1), SP),
+    "CP2 EP2": (Layout(cp=2, ep=2), None),
 }
 
 
@@ -241,6 +249,7 @@ MORE = {
     "swap, TP2 PP2": ("qwen2", Layout(tp=2, pp=2), None, swaps),
     "errors, PP2": ("qwen3", Layout(pp=2), None, fails),
     "errors, TP2 DP2": ("qwen3", Layout(tp=2, dp=2), None, fails),
+    "errors, CP2 DP2": ("qwen3", Layout(cp=2, dp=2), None, fails),
     "moments, TP2 PP2": ("qwen2", Layout(tp=2, pp=2), None, moments_travel),
     "tied, PP2": ("qwen2", Layout(pp=2), None, tied_copies),
 }

@@ -54,6 +54,7 @@ def test_weights_go_in_and_out_bit_by_bit(found, case):
     [
         ("errors, PP2", ["PeerError", "ArithmeticError"]),
         ("errors, TP2 DP2", ["ArithmeticError"] * 2 + ["PeerError"] * 2),
+        ("errors, CP2 DP2", ["ArithmeticError"] * 2 + ["PeerError"] * 2),
     ],
 )
 def test_a_loss_that_fails_or_is_nan_fails_on_all_ranks_and_changes_nothing(

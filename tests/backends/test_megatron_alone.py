@@ -120,7 +120,6 @@ SP = rk.MegatronOptions(sequence_parallel=True)
 @pytest.mark.parametrize(
     ("spec", "layout", "options", "message"),
     [
-        ({}, Layout(cp=2), None, "got cp=2 on cpu, need cp=1"),
         ({}, Layout(tp=4), None, "got tp=4 for 2 key-value heads"),
         (
             {"intermediate_size": 25},
