@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 import rlkit as rk
-from rlkit import algo, planning
+from rlkit import algo
+from rlkit.batch import planning
 
 ROWS, PROMPT_TOKENS, LONGEST, BUDGET, ROUNDS, CASES = 256, 10, 240, 1024, 4, 300
 Cut = Callable[[np.ndarray, int], list[np.ndarray]]

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "Batch": "rlkit.batch",
-    "Column": "rlkit.store",
+    "Column": "rlkit.batch.store",
     "ModelSpec": "rlkit.config",
     "Layout": "rlkit.config",
     "SamplingParams": "rlkit.config",

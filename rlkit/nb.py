@@ -67,7 +67,7 @@ def keep_no_handles() -> None:
 def _release(shell: Any, result: Any) -> None:
     """Put stand-ins where the history holds handles."""
     from rlkit.batch import Batch
-    from rlkit.store import Column
+    from rlkit.batch.store import Column
 
     def swap(value: Any) -> Any:
         return Shown(value) if isinstance(value, Batch | Column) else value

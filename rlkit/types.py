@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rlkit.batch import Batch
+    from rlkit.batch.rows import Rows
+    from rlkit.batch.store import Column, Part
     from rlkit.config import Layout
-    from rlkit.rows import Rows
-    from rlkit.store import Column, Part
 
 
 class RewardFn(Protocol):

@@ -19,7 +19,7 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-install_import_hook(["rlkit.algo", "rlkit.batch"], "beartype.beartype")
+install_import_hook(["rlkit.algo", "rlkit.batch.batch"], "beartype.beartype")
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("rlkit", deadline=None)  # machines are shared and noisy
 hypothesis.settings.load_profile("rlkit")

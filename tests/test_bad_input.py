@@ -15,9 +15,9 @@ import torch
 import rlkit as rk
 from rlkit import config, experiment
 from rlkit.algo import clipped_policy_loss, group_relative
+from rlkit.batch.rows import Rows
 from rlkit.cluster.calls import check_arguments
 from rlkit.engines import Request
-from rlkit.rows import Rows
 
 
 def batch(rows=4, **more):

@@ -327,7 +327,7 @@ def test_function_that_captures_what_cannot_travel_is_an_error_that_names_it():
 
 def test_a_users_function_inside_the_kits_own_travels_by_value(tmp_path, monkeypatch):
     """A reward from the user's module, wrapped by rk.score and by the function that is sent."""
-    from rlkit.columns import Applied
+    from rlkit.batch.columns import Applied
     from rlkit.functions import ship
     from rlkit.tasks.score import score
 

@@ -14,19 +14,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rlkit"
 
-# batch, with the modules it is split into, and what functions that travel need.
+# batch, and what functions that travel need.
 BASE = {
     "types",
     "algo",
     "batch",
-    "table",
     "checks",
-    "columns",
     "html",
-    "rows",
-    "shelf",
-    "store",
-    "planning",
     "functions",
     "source_lines",
     "shield",

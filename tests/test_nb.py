@@ -182,7 +182,7 @@ import gc
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 shell.run_cell("import torch, rlkit as rk; rk.nb.setup()")
-shell.run_cell("from rlkit.store import LocalStore; store = LocalStore()")
+shell.run_cell("from rlkit.batch.store import LocalStore; store = LocalStore()")
 for i in range(5):
     made = f"b{i} = rk.Batch.from_columns({{'x': torch.zeros(4, 1000)}}, store=store)"
     shell.run_cell(made + chr(10) + f"b{i}", store_history=True)

@@ -10,11 +10,11 @@ import psutil
 import torch
 
 import rlkit as rk
+from rlkit.batch.rows import Rows
 from rlkit.dock import GRPO, predicted_traffic
 from rlkit.dock.samplers import seeded_random
 from rlkit.dock.traffic import DRIVER, SIZES, Stage
 from rlkit.dock.transport import Reply
-from rlkit.rows import Rows
 
 DTYPES = {8: torch.int64, 4: torch.float32, 1: torch.int8}
 N = 8  # responses a prompt

@@ -10,8 +10,8 @@ from torch import Tensor
 from rlkit.backends.packing import Packed
 from rlkit.backends.ranks import any_rank
 from rlkit.batch import Batch
+from rlkit.batch.rows import Rows
 from rlkit.checks import PeerError
-from rlkit.rows import Rows
 from rlkit.types import LossFn
 
 

@@ -34,12 +34,12 @@ from rlkit.backends.megatron_stage import Stage
 from rlkit.backends.megatron_weights import Weights
 from rlkit.backends.ranks import broadcast, check_same_steps, together
 from rlkit.batch import Batch
+from rlkit.batch.rows import Rows
 from rlkit.checks import finite, switches
 from rlkit.config import Layout, OptimConfig
 from rlkit.models.decoder import Decoder
 from rlkit.models.pretrained import Pretrained
 from rlkit.reshard.plan_forms import megatron
-from rlkit.rows import Rows
 from rlkit.types import LossFn
 
 logger = logging.getLogger("rlkit.backends")

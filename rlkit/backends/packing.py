@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rlkit.algo.logprobs import next_token_rows
 from rlkit.batch import Batch
+from rlkit.batch.rows import Rows
 from rlkit.models.attention import positions
-from rlkit.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)

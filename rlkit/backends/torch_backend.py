@@ -17,12 +17,12 @@ from rlkit.backends.ranks import check_same_steps
 from rlkit.backends.torch_copies import Copies
 from rlkit.backends.torch_options import TorchOptions, check_layout
 from rlkit.batch import Batch
+from rlkit.batch.rows import Rows
 from rlkit.checks import finite, switches
 from rlkit.config import Layout, OptimConfig
 from rlkit.models.attention import PackedAttention, positions
 from rlkit.models.pretrained import Pretrained, check_weights, need_model
 from rlkit.reshard.plan_forms import separate
-from rlkit.rows import Rows
 from rlkit.shield import shield
 from rlkit.trace import storage_bytes
 from rlkit.types import LossFn

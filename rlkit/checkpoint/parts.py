@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rlkit.batch.store import LocalStore
 from rlkit.checkpoint.folder import Saved
-from rlkit.store import LocalStore
 from rlkit.types import RowStore
 from rlkit.workers.shards import Receipt
 

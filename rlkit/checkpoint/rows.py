@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from rlkit.batch import Batch
+from rlkit.batch.columns import META
+from rlkit.batch.rows import Rows, concat
+from rlkit.batch.store import Column
 from rlkit.cluster.futures import Ended, Future
-from rlkit.columns import META
-from rlkit.rows import Rows, concat
-from rlkit.store import Column
 from rlkit.types import RowStore
 from rlkit.workers import shards
 

@@ -14,12 +14,12 @@ import cloudpickle
 
 from rlkit import device as devices
 from rlkit.batch import Batch
+from rlkit.batch.store import Column
 from rlkit.checks import whole
 from rlkit.config import Layout
 from rlkit.dock import TransferDock
 from rlkit.functions import Shipped, ship
 from rlkit.metrics import StepMetrics
-from rlkit.store import Column
 from rlkit.types import RowStore
 from rlkit.workers.context import PeerError
 

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from rlkit import trace
 from rlkit.batch import Batch
+from rlkit.batch.store import Column
 from rlkit.checks import did_you_mean
 from rlkit.cluster.calls import first_batch, outgoing, public_methods
 from rlkit.cluster.futures import Answers, Future
 from rlkit.html import table
-from rlkit.store import Column
 from rlkit.types import RowStore
 from rlkit.workers.stages import stage_of
 

@@ -18,6 +18,7 @@ import cloudpickle
 from rlkit import device as devices
 from rlkit import trace
 from rlkit.batch import Batch
+from rlkit.batch.store import Column
 from rlkit.cluster.calls import (
     Failure,
     Interrupted,
@@ -29,7 +30,6 @@ from rlkit.cluster.calls import (
 from rlkit.cluster.local import accepts_context, rows_and_tokens
 from rlkit.cluster.streams import Outbox
 from rlkit.shield import shield
-from rlkit.store import Column
 from rlkit.workers.context import Rendezvous, WorkerContext, open_meeting
 
 CONTROL = "control"

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rlkit.rows import Rows
+from rlkit.batch.rows import Rows
 
 LEAST_BYTES = 1 << 20
 """Smaller rows travel in the message: an object of their own would cost more than their copy."""

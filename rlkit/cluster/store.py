@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from rlkit import trace
+from rlkit.batch.rows import Rows
+from rlkit.batch.shelf import Shelf
+from rlkit.batch.store import Column, Part, new_key
 from rlkit.cluster.shared import handed, opened, shared
 from rlkit.dock.warehouse import Warehouse
-from rlkit.rows import Rows
-from rlkit.shelf import Shelf
 from rlkit.shield import when_collected
-from rlkit.store import Column, Part, new_key
 
 
 class StoreActor:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from rlkit.batch.columns import WRITTEN_BY
 from rlkit.checks import did_you_mean
-from rlkit.columns import WRITTEN_BY
 from rlkit.dock.messages import Shortage
 from rlkit.dock.traffic import DRIVER
 from rlkit.dock.transport import Transport

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.batch.rows import Rows, object_nbytes
 from rlkit.checks import fits, whole
 from rlkit.dock.samplers import check_size
 from rlkit.functions import Shipped
-from rlkit.rows import Rows, object_nbytes
 
 
 class StaleLeaseError(RuntimeError):

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from rlkit.batch import Batch
-from rlkit.columns import META, as_rows, int_array
+from rlkit.batch.columns import META, as_rows, int_array
+from rlkit.batch.rows import Rows
+from rlkit.batch.store import Column, LocalStore, Part, join
 from rlkit.dock.messages import Places, codes_in
-from rlkit.rows import Rows
-from rlkit.store import Column, LocalStore, Part, join
 
 OF_FRAME = ("group", "version", "partition", "bytes")
 """What ``dock.frame()`` says of every row, beside its uid."""

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.batch.rows import Rows, concat
+from rlkit.batch.shelf import Shelf
+from rlkit.batch.store import Part, join
 from rlkit.dock.messages import Facts, Held, Kinds, Notice
 from rlkit.dock.traffic import Traffic
 from rlkit.dock.uidmap import UidMap
-from rlkit.rows import Rows, concat
-from rlkit.shelf import Shelf
-from rlkit.store import Part, join
 
 
 class Warehouse:

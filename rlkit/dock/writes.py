@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.batch.rows import Rows
+from rlkit.batch.store import Column
 from rlkit.dock.explain import no_room
 from rlkit.dock.messages import Facts, KindError, Notice
 from rlkit.dock.traffic import DRIVER, Traffic
 from rlkit.dock.transport import Transport
-from rlkit.rows import Rows
-from rlkit.store import Column
 
 logger = logging.getLogger("rlkit.dock")
 

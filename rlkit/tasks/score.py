@@ -11,12 +11,12 @@ import torch
 
 from rlkit import trace
 from rlkit.batch import Batch
+from rlkit.batch.store import Column
 from rlkit.checks import fits, whole
 from rlkit.functions import source_of, unwrapped
 from rlkit.rewards import Combined
 from rlkit.rewards.combine import weighted_sum
 from rlkit.rewards.verdict import as_reward, outcome_of
-from rlkit.store import Column
 
 logger = logging.getLogger("rlkit.tasks")
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from rlkit.batch import Batch
+from rlkit.batch.columns import check_group_ids, int_array
 from rlkit.checks import whole
-from rlkit.columns import check_group_ids, int_array
 from rlkit.models.tokenizer import Tokenizer, char_tokenizer
 
 HELD_OUT = 10  # one prompt in ten, by a hash of its text, is never trained on

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rlkit.batch import Batch
+from rlkit.batch.columns import check_group_ids
+from rlkit.batch.rows import Rows, concat
+from rlkit.batch.store import Column
 from rlkit.checks import whole
-from rlkit.columns import check_group_ids
 from rlkit.engines.requests import Request, Response
-from rlkit.rows import Rows, concat
-from rlkit.store import Column
 
 UID_BITS = 16  # uid = group id, then the sample's number in its group
 

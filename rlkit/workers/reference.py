@@ -4,9 +4,9 @@ from typing import Any
 
 from rlkit.backends.torch_backend import TorchBackend
 from rlkit.batch import Batch
+from rlkit.batch.store import Column
 from rlkit.checks import whole
 from rlkit.models.pretrained import Pretrained, need_model
-from rlkit.store import Column
 from rlkit.workers import memory
 from rlkit.workers.context import WorkerContext
 from rlkit.workers.stages import stage

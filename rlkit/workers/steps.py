@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from rlkit.batch import Batch
+from rlkit.batch.columns import check_mask
+from rlkit.batch.rows import Rows, concat
+from rlkit.batch.store import Column
 from rlkit.checks import whole
-from rlkit.columns import check_mask
 from rlkit.metrics import reduce_metrics
-from rlkit.rows import Rows, concat
-from rlkit.store import Column
 from rlkit.types import LossFn
 
 TOKEN_BUDGET = 8192

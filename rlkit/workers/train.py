@@ -13,6 +13,7 @@ from rlkit import trace
 from rlkit.algo import clipped_value_loss
 from rlkit.backends.torch_backend import TorchBackend
 from rlkit.batch import Batch
+from rlkit.batch.store import Column
 from rlkit.checks import whole
 from rlkit.config import Layout, OptimConfig
 from rlkit.functions import Source, source_of
@@ -24,7 +25,6 @@ from rlkit.reshard.plan_forms import separate
 from rlkit.reshard.plan_layouts import Held
 from rlkit.reshard.plan_moves import ReshardPlan
 from rlkit.reshard.swap import HostSwap
-from rlkit.store import Column
 from rlkit.types import LossFn
 from rlkit.workers import memory, state, weights
 from rlkit.workers.context import Rendezvous, WorkerContext

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rlkit.backends.context_parallel import SharedAttention, part_of, places_of
 from rlkit.backends.packing import Packed, padded
+from rlkit.batch.rows import Rows
 from rlkit.models.attention import PackedAttention
-from rlkit.rows import Rows
 
 CPU = torch.device("cpu")
 

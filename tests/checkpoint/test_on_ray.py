@@ -9,8 +9,8 @@ import torch
 from short_run import loss_fn, make_run, reward, train
 
 import rlkit as rk
+from rlkit.batch.rows import Rows
 from rlkit.checkpoint.rows import WriteRows
-from rlkit.rows import Rows
 
 pytestmark = pytest.mark.ray
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlkit as rk
+from rlkit.batch.rows import Rows
+from rlkit.batch.store import Column, LocalStore
 from rlkit.checkpoint.rows import ReadRows, WriteRows, read_batches, write_batches
 from rlkit.cluster.futures import Ended
-from rlkit.rows import Rows
-from rlkit.store import Column, LocalStore
 
 DTYPES = (torch.bool, torch.int8, torch.int64, torch.bfloat16, torch.float16, torch.float64)
 

@@ -12,10 +12,10 @@ import ray
 import torch
 
 from rlkit.batch import Batch
+from rlkit.batch.rows import Rows
+from rlkit.batch.store import Column
 from rlkit.dock import GRPO, Graph, LocalTransport, Stage, StaleLeaseError, TransferDock
 from rlkit.dock.messages import ClosedError
-from rlkit.rows import Rows
-from rlkit.store import Column
 
 pytestmark = pytest.mark.ray
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from rlkit.batch.rows import Rows
 from rlkit.cluster.shared import LEAST_BYTES, SharedRows
-from rlkit.rows import Rows
 
 pytestmark = pytest.mark.ray
 TOKENS = LEAST_BYTES // 8  # int64

@@ -10,8 +10,8 @@ import torch
 
 import rlkit as rk
 from rlkit.batch import Batch
-from rlkit.rows import Rows
-from rlkit.store import Column
+from rlkit.batch.rows import Rows
+from rlkit.batch.store import Column
 from rlkit.workers.stages import stage
 
 pytestmark = pytest.mark.ray

@@ -2,13 +2,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from rlkit.batch.rows import Rows
 from rlkit.dock import LocalTransport, TransferDock
 from rlkit.dock.arrivals import Retired
 from rlkit.dock.controller import Controller
 from rlkit.dock.messages import Facts, Notice, Request
 from rlkit.dock.rowtable import EMPTY
 from rlkit.dock.samplers import in_order
-from rlkit.rows import Rows
 
 
 def notice(node, stamp, uids=(0, 1), length=2):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import rlkit as rk
+from rlkit.batch.rows import Rows
 from rlkit.dock import (
     GRPO,
     CentralDock,
@@ -22,7 +23,6 @@ from rlkit.dock import (
 )
 from rlkit.dock.messages import Request
 from rlkit.dock.transport import ledger_node
-from rlkit.rows import Rows
 
 FLOW = Graph(
     (

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from rlkit.batch.rows import Rows
 from rlkit.dock import (
     GRPO,
     CentralDock,
@@ -10,7 +11,6 @@ from rlkit.dock import (
     TransferDock,
     predicted_traffic,
 )
-from rlkit.rows import Rows
 
 GROUPS, N, PROMPT, RESPONSE = 4, 4, 5, 7
 NODES = ("a", "b")

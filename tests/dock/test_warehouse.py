@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from rlkit.batch.rows import Rows
+from rlkit.batch.shelf import Shelf
 from rlkit.dock.messages import Facts, Notice
 from rlkit.dock.warehouse import Warehouse
-from rlkit.rows import Rows
-from rlkit.shelf import Shelf
 
 
 def put(warehouse, uids, **columns):

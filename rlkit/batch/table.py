@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from rlkit.columns import (
+from rlkit.batch.columns import (
     META,
     as_rows,
     bound_rows,
@@ -17,8 +17,8 @@ from rlkit.columns import (
     int_array,
     missing,
 )
-from rlkit.rows import Rows
-from rlkit.store import Column, LocalStore, join
+from rlkit.batch.rows import Rows
+from rlkit.batch.store import Column, LocalStore, join
 from rlkit.types import RowStore
 
 logger = logging.getLogger("rlkit.batch")

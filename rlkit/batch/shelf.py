@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import torch
 
-from rlkit.rows import Rows
+from rlkit.batch.rows import Rows
 
 
 class Shelf:

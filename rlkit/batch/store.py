@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from rlkit import trace
-from rlkit.rows import Rows, concat
-from rlkit.shelf import Shelf
+from rlkit.batch.rows import Rows, concat
+from rlkit.batch.shelf import Shelf
 from rlkit.shield import when_collected
 from rlkit.types import RowStore
 

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rlkit import planning
+from rlkit.batch import planning
+from rlkit.batch.columns import META, SHAPES, Applied, check_shape
+from rlkit.batch.store import Column, Part
+from rlkit.batch.table import ColumnTable
 from rlkit.checks import whole
-from rlkit.columns import META, SHAPES, Applied, check_shape
 from rlkit.html import table
-from rlkit.store import Column, Part
-from rlkit.table import ColumnTable
 
 logger = logging.getLogger("rlkit.batch")
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlkit.planning import (
+from rlkit.batch.planning import (
     allocate,
     allocate_evenly,
     balance,

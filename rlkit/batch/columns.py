@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlkit.batch.rows import Rows
 from rlkit.checks import did_you_mean
 from rlkit.functions import round_trip, source_of
-from rlkit.rows import Rows
 
 if TYPE_CHECKING:
-    from rlkit.table import ColumnTable
+    from rlkit.batch.table import ColumnTable
 
 _TASK, _GENERATE = "a task", "rollout.generate"
 WRITTEN_BY = {

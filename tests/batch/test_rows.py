@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.rows import Rows, concat
+from rlkit.batch.rows import Rows, concat
 
 ragged_rows = st.lists(st.lists(st.integers(-9, 9), max_size=5), min_size=1, max_size=6)
 
