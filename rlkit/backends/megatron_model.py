@@ -39,6 +39,12 @@ def check_model(spec: ModelSpec, layout: Layout, options: MegatronOptions, *, ki
             f"MegatronBackend: got tp={layout.tp} for {spec.num_kv_heads} key-value heads, need a "
             "tp that divides them. Lower tp, or raise pp."
         )
+    same = layout.tp * layout.cp == layout.tp_of_experts * layout.ep
+    if layout.pp > 1 and not same and not layout.rank_order.endswith("pp"):
+        raise ValueError(
+            f"Layout.rank_order: got {layout.rank_order!r} for {layout.short()}, whose experts "
+            "have another dp than the rest of their layer; need pp last, as in Layout's default."
+        )
     if options.sequence_parallel and layout.tp == 1:
         raise ValueError(
             "MegatronOptions.sequence_parallel: got True with tp=1, need tp of at least 2. "
