@@ -20,7 +20,7 @@ class MegatronOptions:
     sequence_parallel: bool = False
     """Cut activations between tensor-parallel regions along the tokens, too."""
     distributed_optimizer: bool = False
-    """Spread AdamW's moments over data-parallel ranks."""
+    """Spread AdamW's moments over data- and context-parallel ranks."""
     recompute: bool = False
     """Keep only each layer's input in the forward pass; compute the rest again in the backward."""
 
