@@ -46,17 +46,17 @@ class Layout:
                     f"Layout.{name}: got {value!r}, need an integer of at least 1."
                     + (" Leave it out to have it follow." if name in optional else "")
                 )
-        if sorted(self.rank_order.split("-")) != sorted(ORDER.split("-")):
+        if sorted(str(self.rank_order).split("-")) != sorted(ORDER.split("-")):
             raise ValueError(
                 f"Layout.rank_order: got {self.rank_order!r}, need tp, cp, ep, dp and pp once "
                 f"each, joined by '-', fastest first, such as {ORDER!r}."
             )
-        if self.stages is not None and (len(self.stages) != self.pp or min(self.stages) < 1):
+        if not self._stages_fit():
             raise ValueError(
-                f"Layout.stages: got {self.stages}, need pp={self.pp} counts of layers, each at "
-                "least 1. Leave it out for an even split. Virtual stages, several runs of layers "
-                "on one rank, are not offered: Megatron 0.16 computes wrong gradients there unless "
-                "its messages overlap."
+                f"Layout.stages: got {self.stages!r}, need pp={self.pp} counts of layers, "
+                "each at least 1, in a tuple. Leave it out for an even split. Virtual stages, "
+                "several runs of layers on one rank, are not offered: Megatron 0.16 computes wrong "
+                "gradients there unless its messages overlap."
             )
         if self.dp is not None and self.num_devices % self.unit:
             raise ValueError(
@@ -65,6 +65,14 @@ class Layout:
                 f"{self.tp_of_experts} x ep={self.ep}. Raise dp, or set expert_tp=1 so that the "
                 "tensor-parallel ranks serve as expert-parallel ones."
             )
+
+    def _stages_fit(self) -> bool:
+        """None, or a tuple of pp counts."""
+        return self.stages is None or (
+            isinstance(self.stages, tuple)
+            and len(self.stages) == self.pp
+            and all(type(num) is int and num > 0 for num in self.stages)
+        )
 
     @property
     def tp_of_experts(self) -> int:

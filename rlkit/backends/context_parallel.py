@@ -110,8 +110,21 @@ class SharedAttention:
 
 def _last_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of a sequence's last L tokens: q [L, H, D], k and v [T, K, D]."""
-    q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
-    mask: Any = causal_lower_right(q.shape[2], k.shape[2])
+    num, seen = len(q), len(k)
+    flipped = q.is_cpu and num < seen  # there torch would keep a mask [L, T] for the backward
+    mask: Any = _mask_from_last(q, seen) if flipped else causal_lower_right(num, seen)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q.flip(0) if flipped else q, k, v))
     gqa = q.shape[1] != k.shape[1]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=gqa)
-    return out[0].transpose(0, 1)
+    out = out[0].transpose(0, 1)
+    return out.flip(0) if flipped else out
+
+
+def _mask_from_last(q: Tensor, seen: int) -> Tensor:
+    """[L, T] for the last L of T tokens, the last of all first: row i may see keys below T - i.
+
+    It depends on i + j alone, so it is L + T - 1 numbers, read from one further on in each row.
+    """
+    edge = q.new_zeros(len(q) + seen - 1)
+    edge[seen:] = -torch.inf
+    return edge.as_strided((len(q), seen), (1, 1))

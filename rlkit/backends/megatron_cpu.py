@@ -30,6 +30,8 @@ def prepare(device: torch.device) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # A dozen a worker, of TransformerEngine and Apex, which are not used here.
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
+    # What megatron-core gathers with, under a name that torch 2.13 has a new one for.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.", FutureWarning)
     if device.type == "npu" and importlib.util.find_spec("mindspeed"):
         import mindspeed.megatron_adaptor  # noqa: F401  (imports torch_npu first)
     if importlib.util.find_spec("megatron") is None:

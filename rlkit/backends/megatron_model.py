@@ -20,7 +20,7 @@ class MegatronOptions:
     sequence_parallel: bool = False
     """Cut activations between tensor-parallel regions along the tokens, too."""
     distributed_optimizer: bool = False
-    """Spread AdamW's moments over data-parallel ranks."""
+    """Spread AdamW's moments over data- and context-parallel ranks."""
     recompute: bool = False
     """Keep only each layer's input in the forward pass; compute the rest again in the backward."""
 
@@ -38,6 +38,12 @@ def check_model(spec: ModelSpec, layout: Layout, options: MegatronOptions, *, ki
         raise ValueError(
             f"MegatronBackend: got tp={layout.tp} for {spec.num_kv_heads} key-value heads, need a "
             "tp that divides them. Lower tp, or raise pp."
+        )
+    same = layout.tp * layout.cp == layout.tp_of_experts * layout.ep
+    if layout.pp > 1 and not same and not layout.rank_order.endswith("pp"):
+        raise ValueError(
+            f"Layout.rank_order: got {layout.rank_order!r} for {layout.short()}, whose experts "
+            "have another dp than the rest of their layer; need pp last, as in Layout's default."
         )
     if options.sequence_parallel and layout.tp == 1:
         raise ValueError(

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlkit.checks import instance
+from rlkit.checks import fits, instance, need
 from rlkit.config import Layout, ModelSpec
 from rlkit.reshard.plan_cells import Cut
 from rlkit.reshard.plan_forms import Form, megatron, vllm
@@ -73,9 +73,19 @@ def plan_reshard(
     for name, layout in (("train", train), ("infer", infer)):
         instance(name, layout, Layout, such_as="rk.Layout(tp=2)")
     check_strategy(strategy)
+    need(
+        isinstance(forms, tuple) and len(forms) == 2,
+        f"forms: got {forms!r}, need a pair such as (rk.reshard.megatron, rk.reshard.vllm).",
+    )
+    for form in forms:
+        fits("forms", form, "model", "layout")
     if devices is None:
         devices = math.lcm(train.num_devices, infer.num_devices)
     pair = devices if isinstance(devices, tuple) else (devices, devices)
+    need(
+        len(pair) == 2,
+        f"devices: got {devices}, need a number, or a pair for layouts on disjoint devices.",
+    )
     first_rank = pair[0] if isinstance(devices, tuple) else 0
     layouts = [layout.on(num) for layout, num in zip((train, infer), pair, strict=True)]
     table = parameters(model, dtype=dtype)
@@ -83,4 +93,4 @@ def plan_reshard(
         Side(model, table, layout, form(model, layout), first_rank=first)
         for layout, form, first in zip(layouts, forms, (0, first_rank), strict=True)
     ]
-    return strategy(Cut(table, *sides))
+    return instance("strategy's plan", strategy(Cut(table, *sides)), ReshardPlan)

@@ -210,7 +210,7 @@ class Side:
 
 def itemsize(dtype: str) -> int:
     """Bytes of an element."""
-    found = getattr(torch, dtype, None)
+    found = getattr(torch, str(dtype), None)
     if not isinstance(found, torch.dtype):
         raise ValueError(f"dtype: got {dtype!r}, need torch's name of one, such as 'bfloat16'.")
     return int(found.itemsize)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.checks import finite, fits
 from rlkit.reshard.plan_cells import Cut
 from rlkit.reshard.plan_moves import ReshardPlan
 
@@ -56,10 +57,11 @@ def check_strategy(strategy: Any) -> None:
             f"strategy: got {strategy!r}, need a function: rk.reshard.naive, allgather_swap or "
             "direct, or one of yours."
         )
+    fits("strategy", strategy, "cut")
 
 
 def _bytes(bucket_mib: float) -> int:
-    size = int(bucket_mib * 2**20)
+    size = int(finite("bucket_mib", bucket_mib) * 2**20)
     if size < 2:
         raise ValueError(f"bucket_mib: got {bucket_mib}, need a size such as 64.")
     return size

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.backends.context_parallel import SharedAttention, part_of, places_of
+from rlkit.backends.memory import saved_bytes
 from rlkit.backends.packing import Packed, padded
 from rlkit.batch.rows import Rows
 from rlkit.models.attention import PackedAttention
@@ -89,3 +90,16 @@ def test_attention_of_all_ranks_is_that_of_one(cp, heads):
         torch.autograd.grad((found * weight).sum(), (q, k, v)), gradients, strict=True
     ):
         torch.testing.assert_close(got, value, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_attention_keeps_twice_as_much_of_twice_as_many_tokens(rank):
+    kept = []
+    for num in (400, 800):
+        q = torch.randn(num // 2, 4, 8, requires_grad=True)
+        k, v = (torch.randn(num, 2, 8, requires_grad=True) for _ in range(2))
+        attend = SharedAttention(torch.tensor([num]), rank, 2, lambda tensor: tensor)
+        with saved_bytes([]) as found:
+            attend(0, q, k, v)
+        kept += found
+    assert kept[1] == pytest.approx(2 * kept[0], rel=1e-3)

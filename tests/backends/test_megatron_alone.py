@@ -130,6 +130,7 @@ SP = rk.MegatronOptions(sequence_parallel=True)
         ({"moe": MOE}, Layout(ep=3), None, "got 3, need a divisor of the model's 4 experts"),
         ({}, Layout(ep=2), None, "got 2, need 1: it has no experts"),
         ({}, Layout(), SP, "got True with tp=1"),
+        ({}, Layout(cp=2, pp=2, rank_order="pp-tp-cp-ep-dp"), None, "CP2, .* need pp last"),
         ({"moe": SHARED}, Layout(), None, "shared experts"),
         ({"moe": MOE}, Layout(tp=2), None, "got expert_tp=2 on a CPU"),
         ({"moe": MOE}, Layout(tp=2, ep=2, expert_tp=1), None, "without sequence parallelism"),
