@@ -30,6 +30,9 @@ def prepare(device: torch.device) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     # A dozen a worker, of TransformerEngine and Apex, which are not used here.
     warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
+    # Of torch 2.13, for what megatron-core calls; torch's name, not the caller's, is in it.
+    old = r"`torch\.distributed\.\w+` is deprecated"
+    warnings.filterwarnings("ignore", message=old, category=FutureWarning)
     if device.type == "npu" and importlib.util.find_spec("mindspeed"):
         import mindspeed.megatron_adaptor  # noqa: F401  (imports torch_npu first)
     if importlib.util.find_spec("megatron") is None:

@@ -128,7 +128,7 @@ SP = rk.MegatronOptions(sequence_parallel=True)
             "for .*gate_proj.* of 25 rows, need a divisor",
         ),
         ({"moe": MOE}, Layout(ep=3), None, "got 3, need a divisor of the model's 4 experts"),
-        ({}, Layout(ep=2), None, "got 2, need 1: it has no experts"),
+        ({}, Layout(ep=2), None, "got 2, need 1: the model has no experts"),
         ({}, Layout(), SP, "got True with tp=1"),
         ({"moe": SHARED}, Layout(), None, "shared experts"),
         ({"moe": MOE}, Layout(tp=2), None, "got expert_tp=2 on a CPU"),
