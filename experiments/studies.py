@@ -6,6 +6,7 @@ python experiments/studies.py without  # each study scored by a fit without it
 python experiments/studies.py ablate   # seconds of three runs without each effect
 """
 
+import argparse
 import importlib.util
 import sys
 import tomllib
@@ -64,7 +65,10 @@ def predicted(study: str, parameters: Parameters, plan: dict) -> pd.DataFrame:
 
 
 def score(folder: Path, build: Build, table) -> None:
-    """Write results.csv, record.json and the README's table of one study."""
+    """Write results.csv and record.json of one study into --out; into its own folder the table."""
+    parser = argparse.ArgumentParser(description=score.__doc__)
+    parser.add_argument("--out", type=Path, default=folder, help="by default the study's folder")
+    out = parser.parse_args().out
     plan, commit = read_fit(), experiment.commit()
     parameters = Parameters(**plan["parameters"])
     config = {"parameters": parameters, "structure": plan["structure"]}
@@ -77,8 +81,11 @@ def score(folder: Path, build: Build, table) -> None:
         frame.assign(value=frame["null"], source="simulated", system=NULL),
     ]
     results = pd.concat(parts).dropna(subset="value")
-    print(experiment.write_results(results, folder, record=record.finished({})))
-    experiment.put_table(folder, table(pd.read_csv(folder / "results.csv")))
+    print(experiment.write_results(results, out, record=record.finished({})))
+    lines = table(pd.read_csv(out / "results.csv"))
+    print(lines)
+    if out == folder:
+        experiment.put_table(folder, lines)
 
 
 def table(results: pd.DataFrame) -> str:

@@ -138,6 +138,7 @@ report
 # ## The swap, measured
 #
 # During generation the training tensors are empty and their bytes in host memory; `to_training` brings them back, bit by bit.
+# The host's buffer stays for the next swap.
 
 # %%
 during = ranks[0].memory()

@@ -1,15 +1,20 @@
 """Helpers of notebooks: the first cell, full and short runs, loops that buttons can stop."""
 
+import ast
+import dataclasses
+import inspect
 import os
 import platform
 import random
 import sys
+import textwrap
 import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from importlib import metadata
+from itertools import pairwise
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -81,6 +86,34 @@ def _release(shell: Any, result: Any) -> None:
     for name in ("_", "__", "___"):
         setattr(shell.displayhook, name, swap(getattr(shell.displayhook, name, None)))
     result.result = swap(result.result)
+
+
+def fields(cls: type) -> Any:
+    """DataFrame of a dataclass's fields, which ``help`` leaves out: name, default, meaning.
+
+    Of configs, ``rk.Layout``, ``rk.ModelSpec``, ``rk.sim.Run``; the meaning is the docstring under
+    a field.
+    """
+    import pandas as pd
+
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"fields: got {cls!r}, need a dataclass such as rk.sim.Run.")
+    said: dict[str, str] = {}
+    for each in [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]:
+        tree: Any = ast.parse(textwrap.dedent(inspect.getsource(each)))
+        for field, text in pairwise(tree.body[0].body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                said[ast.unparse(field.target)] = " ".join(
+                    str(ast.literal_eval(text.value)).split()
+                )
+    rows = [(f.name, _default(f), said.get(f.name, "")) for f in dataclasses.fields(cls)]
+    return pd.DataFrame(rows, columns=["name", "default", "meaning"])
+
+
+def _default(field: dataclasses.Field) -> str:
+    if field.default_factory is not dataclasses.MISSING:
+        return repr(field.default_factory())
+    return "needed" if field.default is dataclasses.MISSING else repr(field.default)
 
 
 def fast() -> bool:

@@ -43,7 +43,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "record": BASE,
     "exporters": BASE,
     "algo": {"types"},  # pure functions on tensors
-    "models": DATA,
+    "models": DATA | {"reshard.plan_tables"},  # names and shapes of experts
     "rewards": BASE,
     "tasks": DATA,
     "engines": COMPUTE,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import rlkit as rk
 from rlkit import nb
 from rlkit.device import platform
 
@@ -199,3 +200,16 @@ except ReferenceError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert "left 0 Batch(4 rows, columns ['x']) (freed)" in done.stdout, done.stdout + done.stderr
     assert "Give it a name in the cell that makes it" in done.stdout
+
+
+def test_fields_of_a_config_have_their_docstrings_also_inherited_ones():
+    frame = nb.fields(rk.recipes.GRPOConfig).set_index("name")
+    assert frame.loc["lr", "meaning"] == "AdamW's learning rate."  # of LoopConfig
+    assert "KL to the reference" in frame.loc["kl_coef", "meaning"]
+    assert nb.fields(rk.Layout)["default"].tolist()[:3] == ["1", "1", "None"]
+    assert nb.fields(rk.sim.Lengths)["default"][0] == "needed"
+
+
+def test_fields_of_what_has_none_are_refused():
+    with pytest.raises(TypeError, match=r"need a dataclass such as rk\.sim\.Run"):
+        nb.fields(rk.launch)

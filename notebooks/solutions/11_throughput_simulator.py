@@ -21,7 +21,9 @@
 
 # %%
 import math
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
@@ -30,6 +32,7 @@ from hypothesis import strategies as st
 import rlkit as rk
 from rlkit import sim
 from rlkit.sim import specs
+from rlkit.sim.study import Parameters
 
 
 def balance(generate_s, train_s, devices):
@@ -62,11 +65,11 @@ check_balance(balance)
 # Two neighbours in the middle halve what is left.
 
 # %%
-def best_split(seconds, counts):
+def best_split(cost, counts):
     low, high = 0, len(counts) - 1
     while low < high:
         middle = (low + high) // 2
-        if seconds(counts[middle]) <= seconds(counts[middle + 1]):
+        if cost(counts[middle]) <= cost(counts[middle + 1]):
             high = middle
         else:
             low = middle + 1
@@ -93,11 +96,12 @@ def check_best_split(fn):
 check_best_split(best_split)
 
 # %% [markdown]
-# AReaL's 1.5B run, simulated: a half to five eighths of 128 devices should generate, and a step is then some 25 % shorter than
-# with three quarters. What that rests on are the trainer's fitted costs: a quicker trainer needs fewer devices, and the split
-# moves back. Seconds of simulated runs scatter by a few per cent, so a neighbour may win.
+# AReaL's 1.5B run, simulated: a half to five eighths of 128 devices should generate, which gives a quarter more tokens a second
+# than three quarters. What that rests on are the trainer's fitted costs and the tail of lengths: a quicker trainer needs fewer
+# devices, a longer tail more engines, and the split moves back. Rates scatter by a few per cent, so a neighbour may win.
 
 # %%
+fit = tomllib.loads(Path("../../experiments/fit.toml").read_text())
 lengths = sim.Lengths(mean_tokens=9076, sigma=1.01, limit_tokens=27_648)
 run = sim.Run(
     model=rk.ModelSpec.qwen25_1_5b(),
@@ -108,12 +112,10 @@ run = sim.Run(
     train=rk.Layout(pp=2),
     minibatches=4,
     reshard=sim.through_storage,
-    costs=sim.Costs(
-        train_bytes_per_flop=4.65e-3, decode_overhead_s=6.64e-3, trainer_s_per_sequence=3.26e-3
-    ),
+    costs=Parameters(**fit["parameters"]).costs(),
 )
 schedule = sim.asynchronous(max_staleness=4)
-step_s = lambda count: sim.simulate(replace(run, rollout_devices=count), schedule, steps=8).step_s
-best = best_split(step_s, range(16, 128, rk.nb.pick(4, ci=16)))
+rate = lambda count: sim.simulate(replace(run, rollout_devices=count), schedule).tokens_per_s
+best = best_split(lambda count: -rate(count), range(16, 128, rk.nb.pick(4, ci=16)))
 assert 48 <= best < 96
-{"devices that generate": best, "step, s": step_s(best), "with three quarters": step_s(96)}
+{"devices that generate": best, "tokens/s": rate(best), "with three quarters": rate(96)}

@@ -130,6 +130,17 @@ class Trunk(nn.Module):
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
 
 
+def fresh(name: str, weight: Tensor, generator: torch.Generator) -> Tensor:
+    """``weight`` drawn anew, in place: matrices normal, scaled by fan-in, embeddings by 0.02; norms
+    are 1, biases 0.
+    """
+    if weight.ndim != 2:
+        return weight.data.fill_(float(name.endswith("norm.weight")))
+    embedding = "embed_tokens" in name or "lm_head" in name
+    scale = 0.02 if embedding else 1 / math.sqrt(weight.shape[1])
+    return weight.data.normal_(0.0, scale, generator=generator)
+
+
 class Decoder(nn.Module):
     """Decoder language model.
 
@@ -141,7 +152,8 @@ class Decoder(nn.Module):
         if spec.moe or spec.mla:
             raise ValueError(
                 f"decoder: got a {spec.architecture} shape with experts or latent attention, need "
-                "a dense one. Such shapes are for plans and for backends that compute them."
+                "a dense one. backend=rk.MegatronBackend trains experts, engine=rk.VLLMEngine "
+                "serves them; latent attention is for plans and simulations."
             )
         self.spec = spec
         self.recompute = (
@@ -158,19 +170,9 @@ class Decoder(nn.Module):
         return self
 
     def reset(self, generator: torch.Generator) -> "Decoder":
-        """Fresh weights from ``generator``.
-
-        Normal, matrices scaled by fan-in, embeddings by 0.02.
-        """
+        """Fresh weights from ``generator``, see ``fresh``."""
         for name, parameter in self.named_parameters():
-            if parameter.ndim != 2:
-                nn.init.ones_(parameter) if name.endswith("norm.weight") else nn.init.zeros_(
-                    parameter
-                )
-                continue
-            embedding = "embed_tokens" in name or "lm_head" in name
-            scale = 0.02 if embedding else 1 / math.sqrt(parameter.shape[1])
-            nn.init.normal_(parameter, 0.0, scale, generator=generator)
+            fresh(name, parameter, generator)
         return self
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 
 from rlkit.checks import did_you_mean
 from rlkit.config import ModelSpec
-from rlkit.models.decoder import Decoder
+from rlkit.models.decoder import Decoder, fresh
 from rlkit.models.pretrained import Pretrained, load
 from rlkit.models.tokenizer import char_tokenizer
 
@@ -35,6 +35,7 @@ def tiny(
     """A tiny character-level model: random weights from ``seed``, or the shipped warm start named
     ``pretrained``.
 
+    A ``spec`` with experts (``rk.config.MixtureOfExperts``) is for ``rk.MegatronBackend``.
     Shipped folders lie in ``rlkit/models/weights``; ``scripts/make_tiny_weights.py`` makes them.
     """
     if pretrained is not None:
@@ -53,5 +54,21 @@ def tiny(
         return model
     tokenizer = char_tokenizer()
     spec = spec or tiny_spec(tokenizer.vocab_size)
-    decoder = Decoder(spec).reset(torch.Generator().manual_seed(seed))
-    return Pretrained(spec, tokenizer, decoder.weights())
+    generator = torch.Generator().manual_seed(seed)
+    if spec.moe is not None and spec.mla is None:
+        return Pretrained(spec, tokenizer, _with_experts(spec, generator))
+    return Pretrained(spec, tokenizer, Decoder(spec).reset(generator).weights())
+
+
+def _with_experts(spec: ModelSpec, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Fresh weights by Hugging Face name of a shape that the decoder does not compute."""
+    from rlkit.reshard.plan_tables import parameters
+
+    weights: dict[str, torch.Tensor] = {}
+    for each in parameters(spec, dtype="float32"):
+        shape = each.shape[1:] if each.experts else each.shape
+        for layer in each.instances:
+            for expert in range(each.shape[0]) if each.experts else [None]:
+                name = each.named(layer, expert)
+                weights[name] = fresh(name, torch.empty(shape), generator)
+    return weights

@@ -38,9 +38,10 @@ def plan_between(
     here, there = ({p.name: p.shape for p in parameters(x.model)} for x in (source, target))
     for name in sorted(here.keys() | there.keys()):
         if here.get(name) != there.get(name):
+            got = [side.get(name, "missing") for side in (here, there)]
             raise ValueError(
-                f"reshard: {name} is {here.get(name)} at the source and {there.get(name)} at the "
-                "target; need the same model on both sides."
+                f"reshard: {name.format(layer='*', expert='*')} is {got[0]} at the source and "
+                f"{got[1]} at the target; need the same model on both sides."
             )
     return plan_reshard(
         source.model,
@@ -66,8 +67,10 @@ def plan_reshard(
     """What moves when a model goes from layout ``train`` to layout ``infer``.
 
     devices: how many both layouts share, by default the fewest that both divide; or a pair, for
-    layouts on disjoint devices. ``forms`` are the tensors of either side: ``megatron``, ``vllm`` or
-    ``separate`` of ``rlkit.reshard``, or another function (model, layout) -> Form.
+    layouts on disjoint devices. strategy: here ``allgather_swap``, whereas ``rk.Resharder`` takes
+    ``direct`` by itself. ``forms`` are the tensors of either side: ``megatron``, ``vllm`` or
+    ``separate`` of ``rlkit.reshard``, or another function (model, layout) -> Form. dtype: torch's
+    name of the weights' on both sides.
     """
     instance("model", model, ModelSpec, such_as="rk.ModelSpec.qwen25_32b(), say")
     for name, layout in (("train", train), ("infer", infer)):

@@ -219,5 +219,7 @@ def itemsize(dtype: str) -> int:
 def _check_experts(layout: Layout, table: Sequence[Parameter]) -> None:
     num = next((p.shape[0] for p in table if p.experts), 1)
     if num % layout.ep:
-        what = f"a divisor of the model's {num} experts" if num > 1 else "1: it has no experts"
+        what = (
+            f"a divisor of the model's {num} experts" if num > 1 else "1: the model has no experts"
+        )
         raise ValueError(f"Layout.ep: got {layout.ep}, need {what}. Choose another ep.")

@@ -64,6 +64,11 @@ class Schedule:
         """Steps until generation is as far ahead as it may be."""
         return self.max_staleness + 1 if self.bounded else float(self.start is _one_step_off)
 
+    @property
+    def steady_steps(self) -> int:
+        """Steps of a run whose means are those of a long one: the warm-up and eight more."""
+        return int(min(self.warm_up, 32)) + 8
+
 
 def synchronous() -> Schedule:
     """``rk.schedule.synchronous``: generate a batch, train on it, move the weights, and so on."""

@@ -7,7 +7,7 @@ from rlkit.metrics import MetricLog
 from rlkit.sim import cost
 from rlkit.sim.engine import Engine
 from rlkit.sim.memory import Memory
-from rlkit.sim.work import CALIBRATED, FITTED, SOURCED, Run
+from rlkit.sim.work import CALIBRATED, FITTED, SOURCED, Costs, Run
 from rlkit.trace import Span, Trace
 
 
@@ -201,7 +201,8 @@ def collect(run: Run, memory: Memory, out: Recorder | None, *, warm_up: int) -> 
 def constants(run: Run) -> Any:
     """DataFrame of every number that a run takes on trust: name, value, kind, source.
 
-    Kinds: ``source``, a public one; ``fitted``, by ``rk.sim.fit`` or a study; ``assumed``.
+    Kinds: ``source``, a public one; ``fitted``, by ``rk.sim.fit`` or a study; ``assumed``, what
+    ``Costs()`` has by itself too.
     """
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
@@ -213,7 +214,7 @@ def constants(run: Run) -> Any:
                 kind, source = ("assumed", "") if assumed else ("source", item.source)
                 rows.append((f"{part}.{name}", value, kind, source))
     for name, value in asdict(run.costs).items():
-        fitted = name in FITTED + CALIBRATED
+        fitted = name in FITTED + CALIBRATED and value != getattr(Costs(), name)
         kind = "fitted" if fitted else "source" if name in SOURCED else "assumed"
         rows.append((f"costs.{name}", value, kind, SOURCED.get(name, "")))
     return pd.DataFrame(rows, columns=["name", "value", "kind", "source"])

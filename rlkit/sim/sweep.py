@@ -1,6 +1,5 @@
 """Many runs as one table: what a split, a layout or a bound on staleness would change."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import product
@@ -14,16 +13,20 @@ from rlkit.sim.result import Simulation
 from rlkit.sim.work import Run
 
 RUN, SCHEDULE = ({item.name for item in fields(cls)} for cls in (Run, Schedule))
+PARTS = ("workload", "costs", "node")
+"""Fields of a run that have fields."""
 
 
 def change(run: Run, schedule: Schedule, **values: Any) -> tuple[Run, Schedule]:
     """The run and the schedule with other values of some of their fields."""
     unknown = sorted(set(values) - RUN - SCHEDULE)
     if unknown:
-        known = RUN | SCHEDULE
+        name, known = unknown[0], RUN | SCHEDULE
+        part = next((part for part in PARTS if hasattr(getattr(run, part), name)), None)
+        inside = f" Pass {part}=replace(run.{part}, {name}=...)." if part else ""
         raise ValueError(
             f"change: got {unknown}, need fields of Run or Schedule: {', '.join(sorted(known))}."
-            f"{did_you_mean(unknown[0], known)}"
+            f"{inside or did_you_mean(name, known)}"
         )
     here = replace(run, **{name: value for name, value in values.items() if name in RUN})
     order = replace(schedule, **{n: value for n, value in values.items() if n in SCHEDULE})
@@ -35,13 +38,15 @@ def sweep(
     schedule: Schedule,
     over: Mapping[str, Sequence[Any]],
     *,
-    steps: int = 8,
+    steps: int | None = None,
     seed: int = 0,
 ) -> Any:
     """DataFrame, a row a combination: the fields of ``over``, then what came out.
 
     ``over`` names fields of the run or of the schedule: ``{"rollout_devices": [64, 96],
     "max_staleness": [1, 4]}``. Combinations that do not fit have a reason in ``out_of_memory``.
+    ``trainer_waits`` is a share of the step, ``staleness_steps`` a mean over groups. Compare
+    asynchronous runs by ``tokens_per_s``: their steps train samples of other lengths.
     """
     import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
@@ -49,11 +54,12 @@ def sweep(
     for name, values in over.items():
         if isinstance(values, str) or not hasattr(values, "__len__") or not len(values):
             raise ValueError(f"over: got {name}={values!r}, need a list of one value or more.")
-    rows: list[dict[str, Any]] = []
-    for values in product(*over.values()):
-        point = dict(zip(over, values, strict=True))
-        rows.append(point | _outcome(*change(run, schedule, **point), steps=steps, seed=seed))
-    return pd.DataFrame(rows)
+    points = [dict(zip(over, values, strict=True)) for values in product(*over.values())]
+    runs = [change(run, schedule, **point) for point in points]  # a wrong one ends it at once
+    if steps is None:  # as many for all, so that they see the same responses
+        steps = max(order.steady_steps for _, order in runs)
+    found = [_outcome(*each, steps=steps, seed=seed) for each in runs]
+    return pd.DataFrame([a | b for a, b in zip(points, found, strict=True)])
 
 
 def _outcome(run: Run, schedule: Schedule, *, steps: int, seed: int) -> dict[str, Any]:
@@ -76,8 +82,8 @@ def _peak_bytes(found: Simulation) -> float:
     return max(sum(size for n, size in each.items() if n != "host_swap") for each in phases)
 
 
-def splits(run: Run, schedule: Schedule, *, steps: int = 8, seed: int = 0) -> Any:
-    """Every split of the devices into whole engines and whole trainers, the best first."""
+def splits(run: Run, schedule: Schedule, *, steps: int | None = None, seed: int = 0) -> Any:
+    """Every split of the devices into whole engines and whole trainers, most tokens/s first."""
     engine, trainer = run.generate.num_devices, run.train.num_devices
     counts = range(engine, run.num_devices, engine)
     counts = [count for count in counts if (run.num_devices - count) % trainer == 0]
@@ -89,10 +95,10 @@ def splits(run: Run, schedule: Schedule, *, steps: int = 8, seed: int = 0) -> An
     return _best(sweep(run, schedule, {"rollout_devices": counts}, steps=steps, seed=seed))
 
 
-def layouts(run: Run, schedule: Schedule, *, steps: int = 4, seed: int = 0) -> Any:
-    """Every engine (tp) and trainer (tp, pp) of powers of two that fits the memory, best first.
+def layouts(run: Run, schedule: Schedule, *, steps: int | None = None, seed: int = 0) -> Any:
+    """Every engine (tp) and trainer (tp, pp) of powers of two, most tokens/s first.
 
-    tp stays inside a node. Those that do not fit come last, with the reason.
+    tp stays inside a node. Those that do not fit the memory come last, with the reason.
     """
     inside = [tp for tp in _powers(run.node.num_devices) if run.model.num_heads % tp == 0]
     train = [
@@ -110,14 +116,12 @@ def stalenesses(
     run: Run, schedule: Schedule, bounds: Sequence[float] = (0, 1, 2, 4, 8), *, seed: int = 0
 ) -> Any:
     """A row a bound, in order: what each more step of staleness buys."""
-    for bound in bounds:
-        change(run, schedule, max_staleness=bound)  # names a wrong one before any is simulated
-    steps = 4 + int(2 * max((bound for bound in bounds if math.isfinite(bound)), default=0))
-    return sweep(run, schedule, {"max_staleness": list(bounds)}, steps=steps, seed=seed)
+    return sweep(run, schedule, {"max_staleness": list(bounds)}, seed=seed)
 
 
 def _best(frame: Any) -> Any:
-    return frame.sort_values("step_s", na_position="last", kind="stable", ignore_index=True)
+    by = {"by": "tokens_per_s", "ascending": False, "kind": "stable"}
+    return frame.sort_values(**by, na_position="last", ignore_index=True)
 
 
 def _powers(most: int) -> list[int]:

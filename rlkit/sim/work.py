@@ -46,7 +46,8 @@ class Costs:
     """The software's rates, the same for every run of a fit.
 
     ``FITTED`` names those that a study's fit changes, ``CALIBRATED`` those that only a trace tells
-    of, ``SOURCED`` those with a source; all others are assumed: ``rk.sim.constants(run)``.
+    of, ``SOURCED`` those with a source; all others are assumed: ``rk.sim.constants(run)``. Defaults
+    are round numbers; what fits published runs is in ``experiments/fit.toml``.
     """
 
     train_bytes_per_flop: float = 5.0e-3

@@ -133,7 +133,9 @@ class Trainer:
             self._version = self.backend.resync(peers, version=self._version)
 
     def offload(self) -> None:
-        """Move weights and optimizer state to host memory, until a call needs them."""
+        """Move weights, optimizer state and buffers of gradients to host memory, until a call needs
+        them; ``memory()`` then counts them as ``host_swap``.
+        """
         if not hasattr(self._backend, "resident"):
             raise TypeError(
                 f"offload: got a {type(self._backend).__name__} without resident(), need one that "

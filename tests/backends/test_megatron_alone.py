@@ -128,7 +128,7 @@ SP = rk.MegatronOptions(sequence_parallel=True)
             "for .*gate_proj.* of 25 rows, need a divisor",
         ),
         ({"moe": MOE}, Layout(ep=3), None, "got 3, need a divisor of the model's 4 experts"),
-        ({}, Layout(ep=2), None, "got 2, need 1: it has no experts"),
+        ({}, Layout(ep=2), None, "got 2, need 1: the model has no experts"),
         ({}, Layout(), SP, "got True with tp=1"),
         ({}, Layout(cp=2, pp=2, rank_order="pp-tp-cp-ep-dp"), None, "CP2, .* need pp last"),
         ({"moe": SHARED}, Layout(), None, "shared experts"),

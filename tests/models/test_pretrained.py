@@ -257,6 +257,20 @@ def test_experts_are_saved_and_loaded_but_the_decoder_computes_none(tmp_path):
         loaded.build()
 
 
+def test_tiny_makes_weights_of_a_shape_with_experts(tmp_path):
+    moe = rk.config.MixtureOfExperts(num_experts=4, experts_per_token=2, intermediate_size=6)
+    spec = make_spec(architecture="Qwen3MoeForCausalLM", qk_norm=True, moe=moe)
+    model = rk.models.tiny(spec=spec)
+    assert sum(w.numel() for w in model.weights.values()) == spec.num_parameters
+    expert, norm = (
+        f"model.layers.0.{x}.weight" for x in ("mlp.experts.3.up_proj", "input_layernorm")
+    )
+    assert model.weights[expert].std() > 0.1
+    assert (model.weights[norm] == 1).all()
+    loaded = rk.models.load(model.save(tmp_path))
+    assert torch.equal(loaded.weights[expert], model.weights[expert])
+
+
 @pytest.mark.parametrize(("eos", "got"), [(None, "no eos token"), (99, "eos token 99")])
 def test_a_folder_without_eos_is_an_error(eos, got, tmp_path):
     folder = make_model().save(tmp_path)

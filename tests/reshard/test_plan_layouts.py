@@ -203,7 +203,7 @@ def test_a_swap_on_disjoint_devices_is_an_error_that_says_why():
         ),
         (Layout(tp=16), Layout(), r"Layout\.tp: got 16"),
         (Layout(pp=5), Layout(), "got 5 stages for 4 layers"),
-        (Layout(ep=2), Layout(), r"Layout\.ep: got 2, need 1: it has no experts"),
+        (Layout(ep=2), Layout(), r"Layout\.ep: got 2, need 1: the model has no experts"),
         (Layout(pp=2, stages=(2, 3)), Layout(), "5 layers in all, need 4"),
         (Layout(dp=3), Layout(dp=2), "got dp=3, which takes 3 devices, on 6 devices"),
     ],

@@ -122,6 +122,7 @@ def test_no_bound_at_all_is_refused():
 
 def test_without_a_bound_on_staleness_groups_that_run_are_bounded():
     schedule = sim.asynchronous(max_staleness=math.inf, max_running=8)
+    assert schedule.steady_steps == 40
     run = small_run()
     loop = Loop(run, schedule, memory(run), seed=0)
     loop.play(3)

@@ -21,11 +21,11 @@ def test_nodes_have_a_source_and_name_what_is_assumed(node):
 
 
 def test_every_constant_of_a_run_is_fitted_assumed_or_has_a_source():
-    frame = constants(small_run()).set_index("name")
+    fitted = dict.fromkeys(FITTED + CALIBRATED, 1.5)
+    frame = constants(small_run(costs=Costs(**fitted))).set_index("name")
     assert set(frame["kind"]) == {"fitted", "assumed", "source"}
-    assert set(frame.index[frame["kind"] == "fitted"]) == {
-        f"costs.{name}" for name in FITTED + CALIBRATED
-    }
+    assert set(frame.index[frame["kind"] == "fitted"]) == {f"costs.{name}" for name in fitted}
+    assert "fitted" not in set(constants(small_run())["kind"])
     assert (frame.loc[frame["kind"] == "source", "source"].str.len() > 0).all()
     names = {item.name for item in fields(Costs)}
     assert {f"costs.{name}" for name in names} <= set(frame.index)
