@@ -4,6 +4,7 @@ Operations of a decoder (Kaplan et al., 2020, section 2.1): 2 a weight and token
 backward, and the attention's, which grow with the square of a sequence.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 from rlkit.config import ModelSpec
@@ -85,14 +86,17 @@ def decode_step(run: Run, rows: float, context: float) -> Cost:
     products_s = 2.0 * model.active_parameters * rows / devices / flops
     cache_s = run.kv_bytes * context / devices / read
     attention_s = 4.0 * run.model.num_layers * model.attention_size * context / devices / flops
-    return Cost(
+    work = Cost(
         compute_s=products_s + attention_s,
         memory_s=weights_s + cache_s,
         network_s=_layer_traffic_s(run, rows * cut.tp / devices, cut.tp, devices),
-        other_s=slow * (costs.decode_overhead_s + costs.decode_s_per_row * rows),
         # One kernel reads weights and multiplies; the attention's reads the cache and multiplies.
         hidden_s=min(weights_s, products_s) + min(cache_s, attention_s),
     )
+    launches_s = run.model.num_layers * costs.launch_s if run.eager else 0.0
+    other_s = slow * (costs.decode_overhead_s + costs.decode_s_per_row * rows + launches_s)
+    # Kernels run while the next ones are launched.
+    return work + Cost(other_s=other_s, hidden_s=min(slow * launches_s, work.seconds))
 
 
 def _layer_traffic_s(run: Run, tokens: float, tp: int, devices: int) -> float:
@@ -165,24 +169,52 @@ def _pass(
 ) -> Cost:
     """Passes over the trainer's devices that count as ``forwards`` of one forward's operations.
 
-    Ranks are balanced as well as whole sequences allow: in no mini-batch is the fullest one done
-    before the longest sequence. The cp devices of a rank share its sequences evenly.
+    All wait for the fullest rank, whose share of the tokens is ``_fullest``. The cp devices of a
+    rank share its sequences evenly.
     """
     cut, model = run.train, run.model
-    longest = run.workload.lengths.longest(sequences / run.minibatches) + run.workload.prompt_tokens
     even = tokens / run.train_dp
-    mine = max(even, run.minibatches * longest)
+    mine = even * _fullest(run, tokens, sequences)
     flops = forwards * forward_flops(model, tokens, squares) / run.train_devices * mine / even
     micro = max(run.minibatches, mine / run.micro_batch_tokens)  # micro-batches of a rank
     experts = cut.ep * cut.tp_of_experts if model.moe else 1
     # Activations go through the layers of one stage; weights of FSDP are gathered by all trainers.
     once_s = _layer_traffic_s(run, mine / micro / cut.cp, cut.tp, max(experts, cut.tp))
-    network_s = forwards * micro * once_s / cut.pp
+    network_s = forwards * (micro * once_s + _context_traffic_s(run, mine)) / cut.pp
     if run.sharded:
         network_s += exchanges * micro * run.counts.weight_bytes / _network(run)
     busy = _matmuls(run, flops, network_s=network_s, other_s=0.0)
     bubble = (cut.pp - 1) / micro * busy.seconds
     return busy + Cost(other_s=bubble)
+
+
+def _fullest(run: Run, tokens: float, sequences: float) -> float:
+    """Tokens of the fullest rank over those of a mean one.
+
+    A batch is balanced by tokens, as well as whole sequences allow. Mini-batches are cut from a
+    rank's share by number, whatever their tokens (AReaL's and verl's trainers), and each ends with
+    its fullest rank.
+    """
+    lengths, prompt = run.workload.lengths, run.workload.prompt_tokens
+    if run.minibatches == 1:
+        return max(1.0, (lengths.longest(sequences) + prompt) * run.train_dp / tokens)
+    ranks = max(1, int(min(run.train_dp, sequences / run.minibatches)))
+    each = math.ceil(sequences / run.minibatches / run.train_dp)
+    fullest = lengths.fullest(ranks, each) + each * prompt
+    return fullest * max(1.0, run.minibatches * run.train_dp / sequences) / (each * run.moments[0])
+
+
+def _context_traffic_s(run: Run, tokens: float) -> float:
+    """One pass's exchange of keys and values between the cp devices of a rank with ``tokens``.
+
+    Each gets what the others hold of every layer, by a ring or an all-gather (Liu et al., 2023);
+    backward their gradients go the other way, which counts as two passes do.
+    """
+    cp, tp = run.train.cp, run.train.tp
+    inside = tp * cp <= run.node.num_devices
+    link = run.node.link_bytes_per_s if inside else run.node.network_bytes_per_s
+    away = (cp - 1) / cp * tokens * 2.0 * run.model.num_layers * run.counts.kv_size / tp
+    return away / (run.costs.link_efficiency * link)
 
 
 def _network(run: Run) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.checks import instance
 from rlkit.sim import cost
 from rlkit.sim.events import Schedule
 from rlkit.sim.result import Simulation
@@ -54,7 +55,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "decode_overhead_s": (1e-3, 4e-2),
     "trainer_s_per_sequence": (1e-4, 3e-2),
     "slow_software": (1.0, 8.0),
-    "sigma": (0.3, 1.3),
+    "sigma": (0.3, 1.6),
     "code_tokens": (6_000.0, 18_000.0),
     "dapo_tokens": (500.0, 8_000.0),
     "areal_scale": (1.0, 8.0),
@@ -101,7 +102,7 @@ def trainer_rate(run: Run) -> float:
 
 def predict(row: Row, build: Build, parameters: Parameters, *, seed: int = 0) -> float:
     """A row's metric as simulated; NaN where the run is out of memory."""
-    plan = build(row, parameters)
+    plan = instance("build(row, parameters)", build(row, parameters), Plan)
     if row["metric"] == TRAINER_RATE:
         return plan.scale * trainer_rate(plan.run) / 1e12
     simulation = played(plan.run, plan.schedule, seed)
