@@ -1,7 +1,6 @@
 """What AReaL's tables were run with: models, layouts, lengths."""
 
 from rlkit.config import Layout, ModelSpec
-from rlkit.sim.study import Row
 
 MODELS = {
     "1.5B": ModelSpec.qwen25_1_5b(),
@@ -23,13 +22,3 @@ TRAIN = {
 }
 SEQUENCE, PROMPT, LIMIT = 9276, 200, 27648  # tokens; the first follows from Fig. 5c and Table 1
 MOST_RUNNING = 512  # groups; of the benchmark of Fig. 4
-
-
-def prompts(row: Row) -> int:
-    """Of a step: 512, or what verl's script of Table 1's 7B has, whose devices do not divide 512 x
-    16 responses, as verl demands.
-    """
-    if row["block"] == "Table 7":
-        return 64
-    uneven = row["system"] == "verl" and 512 * 16 % int(row["devices"])
-    return 576 if uneven else 512

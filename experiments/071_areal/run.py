@@ -21,12 +21,11 @@ def build(row: Row, parameters: Parameters) -> Plan:
     import areal_facts as facts
 
     verl, limit = row["system"] == "verl", int(row["limit_tokens"])
-    devices, table_1 = int(row["devices"]), row["block"] == "Table 1"
-    code = table_1 and row["model"] in ("14B", "32B")
+    code = row["block"] == "Table 1" and row["model"] in ("14B", "32B")
     mean = parameters.code_tokens if code else facts.SEQUENCE - facts.PROMPT
     lengths = rk.sim.Lengths(mean_tokens=mean, sigma=parameters.sigma, limit_tokens=facts.LIMIT)
     workload = rk.sim.Workload(
-        prompts=facts.prompts(row),
+        prompts=64 if row["block"] == "Table 7" else 512,
         samples=16,
         prompt_tokens=facts.PROMPT,
         lengths=lengths.cut(limit),
@@ -37,7 +36,7 @@ def build(row: Row, parameters: Parameters) -> Plan:
     run = rk.sim.Run(
         model=facts.MODELS[row["model"]],
         node=specs.NODE_H800,
-        num_devices=devices,
+        num_devices=int(row["devices"]),
         rollout_devices=int(row["rollout"]),
         workload=workload,
         generate=Layout(tp=tp),
@@ -45,9 +44,7 @@ def build(row: Row, parameters: Parameters) -> Plan:
         sharded=verl,
         minibatches=4,
         micro_batch_tokens=budget if verl else 32_768,
-        # verl's scripts of Fig. 4 have a reference policy as well; that of Table 1 has none.
-        forwards=1 + (verl and not table_1),
-        eager=verl and row["model"] == "32B",  # on vLLM, where verl's default was enforce_eager
+        forwards=1 + verl,  # verl's scripts have a reference policy as well
         reshard=rk.sim.allgather_swap if verl else rk.sim.through_storage,
         costs=replace(parameters.costs(), memory_share=memory_share),
     )

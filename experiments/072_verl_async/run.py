@@ -44,7 +44,6 @@ def build(row: Row, parameters: Parameters) -> Plan:
         chunks=int(system.removeprefix("async")) if system.startswith("async") else 1,
         # Asynchronous runs use the engine's logprobs; 30B-A3B has a reference as well.
         forwards=(0 if system.startswith("async") else 1) + mixture,
-        eager=mixture or "one step off" in str(row["block"]),
         reshard=rk.sim.allgather_swap if not int(row["rollout"]) else rk.sim.broadcast,
         costs=replace(parameters.costs(), memory_share=0.7 if mixture else 0.8),
     )

@@ -4,7 +4,6 @@ Operations of a decoder (Kaplan et al., 2020, section 2.1): 2 a weight and token
 backward, and the attention's, which grow with the square of a sequence.
 """
 
-import math
 from dataclasses import dataclass, replace
 
 from rlkit.config import ModelSpec
@@ -86,17 +85,14 @@ def decode_step(run: Run, rows: float, context: float) -> Cost:
     products_s = 2.0 * model.active_parameters * rows / devices / flops
     cache_s = run.kv_bytes * context / devices / read
     attention_s = 4.0 * run.model.num_layers * model.attention_size * context / devices / flops
-    work = Cost(
+    return Cost(
         compute_s=products_s + attention_s,
         memory_s=weights_s + cache_s,
         network_s=_layer_traffic_s(run, rows * cut.tp / devices, cut.tp, devices),
+        other_s=slow * (costs.decode_overhead_s + costs.decode_s_per_row * rows),
         # One kernel reads weights and multiplies; the attention's reads the cache and multiplies.
         hidden_s=min(weights_s, products_s) + min(cache_s, attention_s),
     )
-    launches_s = run.model.num_layers * costs.launch_s if run.eager else 0.0
-    other_s = slow * (costs.decode_overhead_s + costs.decode_s_per_row * rows + launches_s)
-    # Kernels run while the next ones are launched.
-    return work + Cost(other_s=other_s, hidden_s=min(slow * launches_s, work.seconds))
 
 
 def _layer_traffic_s(run: Run, tokens: float, tp: int, devices: int) -> float:
@@ -152,9 +148,9 @@ def update(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
     cost = _pass(run, tokens, squares, sequences, forwards=forwards, exchanges=3.0)
     cost += _call(run, sequences)
     shard = run.counts.weight_bytes / (run.train.tp * run.train.pp)
-    gradients_s = 0.0
-    if not run.sharded and run.train_dp > 1:  # reduce-scatter in fp32, all-gather in bf16
-        away = (run.train_dp - 1) / run.train_dp
+    ranks, gradients_s = run.train_dp * run.train.cp, 0.0  # each has gradients of its own tokens
+    if not run.sharded and ranks > 1:  # reduce-scatter in fp32, all-gather in bf16
+        away = (ranks - 1) / ranks
         gradients_s = run.minibatches * 3.0 * shard * away / _network(run)
     return cost + Cost(network_s=gradients_s, other_s=run.costs.trainer_s)
 
@@ -169,12 +165,13 @@ def _pass(
 ) -> Cost:
     """Passes over the trainer's devices that count as ``forwards`` of one forward's operations.
 
-    All wait for the fullest rank, whose share of the tokens is ``_fullest``. The cp devices of a
-    rank share its sequences evenly.
+    Ranks are balanced as well as whole sequences allow: in no mini-batch is the fullest one done
+    before the longest sequence. The cp devices of a rank share its sequences evenly.
     """
     cut, model = run.train, run.model
+    longest = run.workload.lengths.longest(sequences / run.minibatches) + run.workload.prompt_tokens
     even = tokens / run.train_dp
-    mine = even * _fullest(run, tokens, sequences)
+    mine = max(even, run.minibatches * longest)
     flops = forwards * forward_flops(model, tokens, squares) / run.train_devices * mine / even
     micro = max(run.minibatches, mine / run.micro_batch_tokens)  # micro-batches of a rank
     experts = cut.ep * cut.tp_of_experts if model.moe else 1
@@ -186,22 +183,6 @@ def _pass(
     busy = _matmuls(run, flops, network_s=network_s, other_s=0.0)
     bubble = (cut.pp - 1) / micro * busy.seconds
     return busy + Cost(other_s=bubble)
-
-
-def _fullest(run: Run, tokens: float, sequences: float) -> float:
-    """Tokens of the fullest rank over those of a mean one.
-
-    A batch is balanced by tokens, as well as whole sequences allow. Mini-batches are cut from a
-    rank's share by number, whatever their tokens (AReaL's and verl's trainers), and each ends with
-    its fullest rank.
-    """
-    lengths, prompt = run.workload.lengths, run.workload.prompt_tokens
-    if run.minibatches == 1:
-        return max(1.0, (lengths.longest(sequences) + prompt) * run.train_dp / tokens)
-    ranks = max(1, int(min(run.train_dp, sequences / run.minibatches)))
-    each = math.ceil(sequences / run.minibatches / run.train_dp)
-    fullest = lengths.fullest(ranks, each) + each * prompt
-    return fullest * max(1.0, run.minibatches * run.train_dp / sequences) / (each * run.moments[0])
 
 
 def _context_traffic_s(run: Run, tokens: float) -> float:

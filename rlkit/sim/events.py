@@ -131,7 +131,10 @@ class Loop:
         self._free_s = 0.0  # when the trainer has done all it was given
         self._job: Job | None = None
         self._update = Future()
-        self._piece = replace(run, minibatches=max(1, run.minibatches // run.chunks))
+        chunk_costs = replace(run.costs, trainer_s=run.costs.trainer_s / run.chunks)
+        self._piece = replace(
+            run, minibatches=max(1, run.minibatches // run.chunks), costs=chunk_costs
+        )
         self._reshard_s = moved(run, "reshard").cost.seconds
         self._dock_s = moved(run, "dock").cost.seconds / run.chunks
 

@@ -10,7 +10,6 @@ import numpy as np
 from rlkit.checks import finite
 
 MEAN_STEPS = 60  # of the bisection for the log-mean: 2^-60 of the range
-DRAWS = 16  # of a mini-batch, for the mean of its fullest rank
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,21 +69,10 @@ class Lengths:
         z = NormalDist().inv_cdf(num / (num + 1.0))
         return min(self.limit_tokens, math.exp(self.log_mean + self.sigma * z))
 
-    def fullest(self, ranks: int, each: int) -> float:
-        """Mean tokens of the fullest of so many ranks with so many responses each."""
-        return _fullest(self.log_mean, self.sigma, self.limit_tokens, ranks, each)
-
     def moments(self) -> tuple[float, float]:
         """Mean of the length and of its square: that of X^2 is the mean of another lognormal."""
         square = _cut_mean(2 * self.log_mean, 2 * self.sigma, float(self.limit_tokens) ** 2)
         return self.mean_tokens, square
-
-
-@lru_cache(maxsize=1024)
-def _fullest(mean: float, sigma: float, limit: int, ranks: int, each: int) -> float:
-    rng = np.random.Generator(np.random.PCG64(0))
-    draws = np.exp(mean + sigma * rng.standard_normal((DRAWS, ranks, each)))
-    return float(np.clip(draws, 1, limit).sum(axis=2).max(axis=1).mean())
 
 
 def _cdf(x: float) -> float:

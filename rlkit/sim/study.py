@@ -55,7 +55,7 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "decode_overhead_s": (1e-3, 4e-2),
     "trainer_s_per_sequence": (1e-4, 3e-2),
     "slow_software": (1.0, 8.0),
-    "sigma": (0.3, 1.6),
+    "sigma": (0.3, 1.3),
     "code_tokens": (6_000.0, 18_000.0),
     "dapo_tokens": (500.0, 8_000.0),
     "areal_scale": (1.0, 8.0),

@@ -74,11 +74,9 @@ class Costs:
     link_efficiency: float = 0.7
     """Assumed. Share of a link's bandwidth that collectives reach."""
     trainer_s: float = 5.0
-    """Assumed. Cost of one update call, whatever its size: a step, or one of its chunks."""
+    """Assumed. Trainer's cost of a step, whatever its size."""
     collective_s: float = 10e-6
     """Assumed. Latency of a collective inside a node."""
-    launch_s: float = 0.3e-3
-    """Assumed. Launching a decode step's kernels of one layer one by one, without a graph."""
     memory_share: float = 0.8
     """Share of a device's memory that an engine's weights and KV cache may fill."""
     load_s: float = 2.0
@@ -149,8 +147,6 @@ class Run:
     """Packed tokens of a rank's forward and backward, over the cp devices that share them."""
     cache_bytes: float = 2.0
     """Bytes of a number in the KV cache: 2 for BF16, 1 for FP8."""
-    eager: bool = False
-    """Engines launch kernels one by one, without CUDA graphs (vLLM's ``enforce_eager``)."""
     recompute: bool = True
     """Activations are computed again in the backward."""
     forwards: int = 1

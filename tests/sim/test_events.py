@@ -110,17 +110,6 @@ def test_a_trainer_that_takes_pieces_starts_earlier():
     assert pieces < whole
 
 
-def test_a_trainer_has_its_fixed_cost_once_a_piece():
-    costs = replace(small_run().costs, trainer_s=100.0)
-    whole, pieces = (
-        sim.simulate(
-            small_run(chunks=chunks, costs=costs), sim.asynchronous(max_staleness=1), steps=4
-        ).mean("time/update_s")
-        for chunks in (1, 4)
-    )
-    assert pieces - whole == pytest.approx(300.0, rel=0.01)
-
-
 def test_groups_come_at_the_end_of_a_slice():
     """An engine that waits as long as it generates takes twice as long, and the rest of a slice."""
     costs = replace(small_run().costs, reward_s=0.0)
