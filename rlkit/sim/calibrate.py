@@ -182,4 +182,4 @@ def _contention(spans: Any, run: Run) -> float:
     took_s = float(trained["seconds"].sum())
     # Of took_s, both_s went 1 + contention times slower: took_s - both_s + both_s / (1 + c) = alone
     slowed_s = alone_s - (took_s - both_s)
-    return max(0.0, both_s / slowed_s - 1.0) if slowed_s > 0.0 else 0.0
+    return max(0.0, float(both_s) / slowed_s - 1.0) if slowed_s > 0.0 else 0.0
