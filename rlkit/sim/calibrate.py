@@ -106,12 +106,11 @@ def _slices(spans: Any) -> tuple[float, float]:
         any(a < until_s and b > end_s for a, b in swaps)
         for end_s, until_s in zip(made["end_s"], next_s, strict=True)
     ]
-    slices = made["stage"] == "generate"
-    kept = ~np.array(swapped) & next_s.notna()
-    idle_s = (next_s - made["end_s"])[kept].clip(lower=0.0).sum()
-    return float(made.loc[slices, "seconds"].median()), float(
-        idle_s / max(1, (slices & kept).sum())
-    )
+    slices, kept = made["stage"] == "generate", ~np.array(swapped, dtype=bool) & next_s.notna()
+    if not slices.any():
+        return 0.0, 0.0
+    idle_s = (next_s - made["end_s"])[kept].clip(lower=0.0).sum() / max(1, (slices & kept).sum())
+    return float(made.loc[slices, "seconds"].median()), float(idle_s)
 
 
 def _decoded(made: Any, run: Run) -> np.ndarray:
