@@ -1,5 +1,6 @@
 """Rates of a machine from the trace of a real run on it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,8 @@ def fit(trace: Any, run: Run, *, beside: Any = None) -> Run:
 
     trace: spans (``trace.frame()``) of a synchronous run of at least two sizes of batches, whose
     workers took turns; run: what ran, with the lengths of its responses. beside: spans of an
-    asynchronous run, for predictions of such: what workers lose that share cores, and how long a
-    swap of weights waits for them. Without it workers are taken to have cores of their own.
+    asynchronous run, for predictions of such: what workers lose that share cores, its slices, and
+    the driver's seconds. Without it workers are taken to have cores of their own, and no slices.
 
     Relative least squares of means by stage and rows, no rate below 0.
     """
@@ -68,14 +69,20 @@ def fit(trace: Any, run: Run, *, beside: Any = None) -> Run:
         run,
         node=replace(run.node, device=device),
         costs=costs,
-        dock=fixed(_between(spans)),
+        dock=fixed(_between(spans, first="generate", busy=("generate", *TRAINED))),
         reshard=_swap(spans),
     )
     if beside is None:
         return found
     both = _spans(beside)
-    shared = replace(costs, contention=_contention(both, found))
-    return replace(found, costs=shared, reshard=_swap(both))
+    slice_s, turn_s = _slices(both)
+    shared = replace(costs, contention=_contention(both, found), slice_s=slice_s, turn_s=turn_s)
+    return replace(
+        found,
+        costs=shared,
+        dock=fixed(_between(both, first="staleness", busy=TRAINED)),
+        reshard=_swap(both, waits_s=slice_s / 2.0),  # on average, which simulated ones do again
+    )
 
 
 def _spans(trace: Any) -> Any:
@@ -83,10 +90,27 @@ def _spans(trace: Any) -> Any:
     return frame.assign(seconds=frame["end_s"] - frame["start_s"]).reset_index(drop=True)
 
 
-def _swap(spans: Any) -> Move:
-    """As long as the mean swap of weights."""
+def _swap(spans: Any, *, waits_s: float = 0.0) -> Move:
+    """As long as the mean swap of weights, but for what it waits."""
     seconds = spans.loc[spans["stage"] == "reshard", "seconds"]
-    return fixed(float(seconds.mean()) if len(seconds) else 0.0)
+    return fixed(max(0.0, float(seconds.mean()) - waits_s) if len(seconds) else 0.0)
+
+
+def _slices(spans: Any) -> tuple[float, float]:
+    """Median seconds of an engine's slice, and mean seconds to the next one, in which no weights
+    move; without the reading of prompts."""
+    made = spans[spans["stage"].isin(["generate", "begin"])].sort_values(["worker", "start_s"])
+    next_s = made.groupby("worker")["start_s"].shift(-1)
+    swaps = spans.loc[spans["stage"] == "reshard", ["start_s", "end_s"]].to_numpy()
+    swapped = [
+        any(a < until_s and b > end_s for a, b in swaps)
+        for end_s, until_s in zip(made["end_s"], next_s, strict=True)
+    ]
+    slices, kept = made["stage"] == "generate", ~np.array(swapped, dtype=bool) & next_s.notna()
+    if not slices.any():
+        return 0.0, 0.0
+    idle_s = (next_s - made["end_s"])[kept].clip(lower=0.0).sum() / max(1, (slices & kept).sum())
+    return float(made.loc[slices, "seconds"].median()), float(idle_s)
 
 
 def _decoded(made: Any, run: Run) -> np.ndarray:
@@ -130,15 +154,17 @@ def _least_squares(parts: NDArray[np.float64], spans: Any) -> list[float]:
         del kept[int(np.argmin(rates))]
 
 
-def _between(spans: Any) -> float:
-    """Median seconds a step in which no worker was busy: the driver's, and what it scores."""
-    busy = spans[spans["stage"].isin(["generate", *TRAINED])].sort_values("start_s")
-    step = (busy["stage"] == "generate").cumsum()
+def _between(spans: Any, *, first: str, busy: Sequence[str]) -> float:
+    """Median seconds of a step, from its ``first`` stage on, in which none was ``busy``: the
+    driver's, and what it scores."""
+    spans = spans[spans["stage"].isin([first, *busy])].sort_values("start_s")
+    step, works = (spans["stage"] == first).cumsum(), spans["stage"].isin(busy)
     idle_s = [
-        each["end_s"].max() - each["start_s"].min() - each["seconds"].sum()
-        for _, each in busy.groupby(step)
+        each["end_s"].max() - each["start_s"].min() - each["seconds"][works].sum()
+        for number, each in spans.groupby(step)
+        if number and works[each.index].any()
     ]
-    return max(0.0, float(np.median(idle_s)))
+    return max(0.0, float(np.median(idle_s))) if idle_s else 0.0
 
 
 def _contention(spans: Any, run: Run) -> float:
@@ -155,4 +181,4 @@ def _contention(spans: Any, run: Run) -> float:
     took_s = float(trained["seconds"].sum())
     # Of took_s, both_s went 1 + contention times slower: took_s - both_s + both_s / (1 + c) = alone
     slowed_s = alone_s - (took_s - both_s)
-    return max(0.0, both_s / slowed_s - 1.0) if slowed_s > 0.0 else 0.0
+    return max(0.0, float(both_s) / slowed_s - 1.0) if slowed_s > 0.0 else 0.0

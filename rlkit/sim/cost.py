@@ -148,9 +148,9 @@ def update(run: Run, tokens: float, squares: float, sequences: float) -> Cost:
     cost = _pass(run, tokens, squares, sequences, forwards=forwards, exchanges=3.0)
     cost += _call(run, sequences)
     shard = run.counts.weight_bytes / (run.train.tp * run.train.pp)
-    gradients_s = 0.0
-    if not run.sharded and run.train_dp > 1:  # reduce-scatter in fp32, all-gather in bf16
-        away = (run.train_dp - 1) / run.train_dp
+    ranks, gradients_s = run.train_dp * run.train.cp, 0.0  # each has gradients of its own tokens
+    if not run.sharded and ranks > 1:  # reduce-scatter in fp32, all-gather in bf16
+        away = (ranks - 1) / ranks
         gradients_s = run.minibatches * 3.0 * shard * away / _network(run)
     return cost + Cost(network_s=gradients_s, other_s=run.costs.trainer_s)
 
@@ -177,12 +177,25 @@ def _pass(
     experts = cut.ep * cut.tp_of_experts if model.moe else 1
     # Activations go through the layers of one stage; weights of FSDP are gathered by all trainers.
     once_s = _layer_traffic_s(run, mine / micro / cut.cp, cut.tp, max(experts, cut.tp))
-    network_s = forwards * micro * once_s / cut.pp
+    network_s = forwards * (micro * once_s + _context_traffic_s(run, mine)) / cut.pp
     if run.sharded:
         network_s += exchanges * micro * run.counts.weight_bytes / _network(run)
     busy = _matmuls(run, flops, network_s=network_s, other_s=0.0)
     bubble = (cut.pp - 1) / micro * busy.seconds
     return busy + Cost(other_s=bubble)
+
+
+def _context_traffic_s(run: Run, tokens: float) -> float:
+    """One pass's exchange of keys and values between the cp devices of a rank with ``tokens``.
+
+    Each gets what the others hold of every layer, by a ring or an all-gather (Liu et al., 2023);
+    backward their gradients go the other way, which counts as two passes do.
+    """
+    cp, tp = run.train.cp, run.train.tp
+    inside = tp * cp <= run.node.num_devices
+    link = run.node.link_bytes_per_s if inside else run.node.network_bytes_per_s
+    away = (cp - 1) / cp * tokens * 2.0 * run.model.num_layers * run.counts.kv_size / tp
+    return away / (run.costs.link_efficiency * link)
 
 
 def _network(run: Run) -> float:

@@ -11,7 +11,7 @@ from itertools import count, islice
 from numbers import Real
 from typing import Any
 
-from rlkit.checks import fits, whole
+from rlkit.checks import fits, instance, whole
 from rlkit.schedule import StalenessRule, ahead, in_turn, one_step
 from rlkit.schedule.virtual import Future, Virtual
 from rlkit.sim.cost import logprobs, update
@@ -19,10 +19,12 @@ from rlkit.sim.generation import Generation
 from rlkit.sim.groups import Group, Groups
 from rlkit.sim.job import Job
 from rlkit.sim.memory import Memory
+from rlkit.sim.moves import moved
 from rlkit.sim.result import Recorder
 from rlkit.sim.work import Run
 
 Record = dict[str, Any]
+RECORDS = "a function of (loop) that returns an iterator of records. Yield one a train step"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,9 +126,12 @@ class Loop:
             )
         self.run, self.schedule, self.runs = run, schedule, Virtual()
         self.out = Recorder(run, memory)
+        sliced = run.costs.slice_s if schedule.bounded else 0.0  # only a feed goes by slices
         self.generation = Generation(
-            run, memory, self.runs, self.out, seed=seed, interrupts=schedule.interrupt
-        )
+            replace(run, costs=replace(run.costs, slice_s=sliced)),
+            memory, self.runs, self.out, seed=seed, interrupts=schedule.interrupt,
+        )  # fmt: skip
+        self.generation.pace(1.0)
         self.generation.busy_changed = self._pace
         self._free_s = 0.0  # when the trainer has done all it was given
         self._job: Job | None = None
@@ -135,12 +140,14 @@ class Loop:
         self._piece = replace(
             run, minibatches=max(1, run.minibatches // run.chunks), costs=chunk_costs
         )
-        self._reshard_s = run.reshard(run).cost.seconds if run.reshard else 0.0
-        self._dock_s = run.dock(run).cost.seconds / run.chunks if run.dock else 0.0
+        self._reshard_s = moved(run, "reshard").cost.seconds
+        self._dock_s = moved(run, "dock").cost.seconds / run.chunks
 
     def play(self, steps: int) -> Recorder:
         """Run that many train steps."""
-        for record in islice(self.schedule.start(self), steps):
+        records: Iterator[Record] = self.schedule.start(self)
+        instance("Schedule.start", records, Iterator, such_as=RECORDS)
+        for record in islice(records, steps):
             self.out.records[-1] |= {n: value for n, value in record.items() if n != "batch"}
         return self.out
 
@@ -176,12 +183,13 @@ class Loop:
         return self._update
 
     def sync(self) -> Future:
-        """Move the weights: engines load them meanwhile."""
-        now_s = self.runs.now_s
-        self.out.stepped(now_s, self._reshard_s, self.generation.version + 1)
-        self.generation.load(self._reshard_s)
-        self._free_s = now_s + self._reshard_s
-        return self.runs.after(self._reshard_s)
+        """Move the weights: engines load them meanwhile, from the end of their slice on."""
+        now_s, begin_s = self.runs.now_s, self.generation.slice_end_s()
+        moved_s = begin_s - now_s + self._reshard_s
+        self.out.stepped(now_s, moved_s, self.generation.version + 1)
+        self.runs.at(begin_s, self.generation.load, self._reshard_s)
+        self._free_s = now_s + moved_s
+        return self.runs.after(moved_s)
 
     # ---- the trainer ----
 

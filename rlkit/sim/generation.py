@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlkit.schedule.virtual import Future, Virtual
-from rlkit.sim.engine import Engine
+from rlkit.sim.engine import TINY, Engine
 from rlkit.sim.groups import Group, Groups
 from rlkit.sim.memory import Memory
 from rlkit.sim.result import Recorder
@@ -35,6 +35,9 @@ class Generation:
         self.busy_changed: Callable[[], None] = lambda: None
         """Called when an engine begins or ends to have rows."""
         self._run, self._runs, self._out = run, runs, out
+        self._period_s = run.costs.slice_s + run.costs.turn_s
+        self._turns = self._period_s / run.costs.slice_s if run.costs.slice_s else 1.0
+        self._busy_since_s = 0.0  # when the first of the slices began that follow each other
         self._rng = np.random.Generator(np.random.PCG64(seed))
         self._groups: dict[int, Group] = {}  # being generated, by number
         self._finished: list[Group] = []
@@ -51,7 +54,7 @@ class Generation:
     def add(self, prompts: Any) -> None:
         """Generate these groups beside those that run."""
         self.num_running += len(prompts)
-        self._begin(prompts.rows)
+        self._between_slices(self._begin, prompts.rows)
 
     def advance(self) -> Any:
         """Groups finished since; if none is, the caller sleeps until one may be."""
@@ -71,6 +74,14 @@ class Generation:
 
     # ---- what happens ----
 
+    def slice_end_s(self) -> float:
+        """When the slice ends that engines are in; now, if they are in none."""
+        now_s = self._runs.now_s
+        if not self._run.costs.slice_s or not any(engine.running for engine in self.engines):
+            return now_s
+        slices = math.ceil((now_s - self._busy_since_s) / self._period_s - TINY)
+        return max(now_s, self._busy_since_s + slices * self._period_s)
+
     def load(self, load_s: float) -> None:
         """New weights to all engines, from now on; what is half written waits meanwhile."""
         self.version += 1
@@ -88,13 +99,23 @@ class Generation:
 
     def pace(self, slow: float) -> None:
         """Go on ``slow`` times slower than alone."""
+        slow *= self._turns
         for where, engine in enumerate(self.engines):
             if engine.slow != slow:
                 engine.advance(self._runs.now_s)
                 engine.slow = slow
                 self._plan(where)
 
+    def _between_slices(self, call: Callable[..., None], *args: Any) -> None:
+        end_s = self.slice_end_s()
+        if end_s > self._runs.now_s:
+            self._runs.at(end_s, call, *args)
+        else:
+            call(*args)
+
     def _begin(self, groups: Sequence[Group]) -> None:
+        if not any(engine.running for engine in self.engines):
+            self._busy_since_s = self._runs.now_s
         samples, touched = self._run.workload.samples, dict[int, None]()
         loads = [(engine.load, i) for i, engine in enumerate(self.engines)]
         heapq.heapify(loads)
@@ -141,6 +162,9 @@ class Generation:
             self._begin([group])
             return
         group.last_version = self.version
+        self._between_slices(self._give, group)
+
+    def _give(self, group: Group) -> None:
         self._finished.append(group)
         if self._batch is None:
             self._runs.wake()

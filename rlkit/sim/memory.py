@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from rlkit.sim.moves import engine_shard_bytes, train_shard_bytes
+from rlkit.sim.moves import engine_shard_bytes, moved, train_shard_bytes
 from rlkit.sim.work import Run
 
 GIB = 2.0**30
@@ -52,9 +52,8 @@ def memory(run: Run) -> Memory:
     computed again, else 34 of them (Korthikanti et al., 2022, without the attention's scores).
     """
     model, device = run.model, run.node.device
-    moved = run.reshard(run) if run.reshard else None
-    weights = engine_shard_bytes(run)
-    kept = moved.kept_bytes if run.shared and moved else 0.0
+    weights, reshard = engine_shard_bytes(run), moved(run, "reshard")
+    kept = reshard.kept_bytes if run.shared else 0.0
     share = run.costs.memory_share * device.memory_bytes - weights - kept
     devices = run.generate.num_devices
     context = _running_context(run)
@@ -62,8 +61,8 @@ def memory(run: Run) -> Memory:
     most = -(-run.workload.sequences // max(1, run.num_engines))
     used = max(0.0, min(share, most * run.kv_bytes * context / devices))
     generate = {"weights": weights + kept, "kv_cache": used}
-    if run.shared and moved:
-        generate["host_swap"] = moved.host_bytes
+    if run.shared:
+        generate["host_swap"] = reshard.host_bytes
     shard, dp = train_shard_bytes(run), max(1, run.train_dp)
     spread_over = run.train.pp * run.train.ep * run.train.tp_of_experts
     experts = 2.0 * run.counts.expert_parameters / spread_over

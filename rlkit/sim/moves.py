@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from rlkit.checks import finite
+from rlkit.checks import finite, instance
 from rlkit.config import Layout, ModelSpec
 from rlkit.dock.traffic import GRPO, predicted_traffic
 from rlkit.reshard import plan_strategies as strategies
@@ -35,9 +35,27 @@ class Moved:
     host_bytes: float = 0.0
     """What lies in each device's share of host memory meanwhile."""
 
+    def __post_init__(self) -> None:
+        instance("Moved.cost", self.cost, Cost)
+        finite("Moved.cost.seconds", self.cost.seconds)
+        for name in ("num_bytes", "kept_bytes", "host_bytes"):
+            finite(f"Moved.{name}", getattr(self, name))
+
 
 Move = Callable[[Run], Moved]
 """A way to move samples, or weights, once a train step."""
+
+
+def moved(run: Run, name: str) -> Moved:
+    """What the run's ``dock`` or ``reshard`` takes; nothing if it has none."""
+    move = getattr(run, name)
+    found = move(run) if move else Moved(cost=Cost(), num_bytes=0.0)
+    if not isinstance(found, Moved):
+        raise TypeError(
+            f"Run.{name}: got {found!r} from {getattr(move, '__name__', move)}(run), need a Moved. "
+            "Return rk.sim.moves.Moved(cost=rk.sim.cost.Cost(network_s=...), num_bytes=...)."
+        )
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ from rlkit.metrics import MetricLog
 from rlkit.sim import cost
 from rlkit.sim.engine import Engine
 from rlkit.sim.memory import Memory
+from rlkit.sim.moves import moved
 from rlkit.sim.work import CALIBRATED, FITTED, SOURCED, Costs, Run
 from rlkit.trace import Span, Trace
 
@@ -171,8 +172,8 @@ class Simulation:
             "decode_step": cost.decode_step(run, rows, rows * run.moments[0] / 2),
             "logprobs": cost.logprobs(run, tokens, squares, sequences),
             "update": cost.update(run, tokens, squares, sequences),
-            "dock": run.dock(run).cost if run.dock else cost.Cost(),
-            "reshard": run.reshard(run).cost if run.reshard else cost.Cost(),
+            "dock": moved(run, "dock").cost,
+            "reshard": moved(run, "reshard").cost,
         }
         return pd.DataFrame(
             [(name, each.lower_s, each.seconds, each.upper_s) for name, each in stages.items()],

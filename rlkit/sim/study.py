@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from rlkit.checks import instance
 from rlkit.sim import cost
 from rlkit.sim.events import Schedule
 from rlkit.sim.result import Simulation
@@ -101,7 +102,7 @@ def trainer_rate(run: Run) -> float:
 
 def predict(row: Row, build: Build, parameters: Parameters, *, seed: int = 0) -> float:
     """A row's metric as simulated; NaN where the run is out of memory."""
-    plan = build(row, parameters)
+    plan = instance("build(row, parameters)", build(row, parameters), Plan)
     if row["metric"] == TRAINER_RATE:
         return plan.scale * trainer_rate(plan.run) / 1e12
     simulation = played(plan.run, plan.schedule, seed)

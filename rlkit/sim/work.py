@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from rlkit.checks import finite, instance, whole
+from rlkit.checks import finite, fits, instance, whole
 from rlkit.config import Layout, ModelSpec
 from rlkit.sim.lengths import Lengths
 from rlkit.sim.specs import Counts, Node, counts
@@ -63,6 +63,11 @@ class Costs:
     contention: float = 0.0
     """Calibrated. What each other busy worker adds to a worker's seconds, as a share of them: 0
     where each has devices of its own, about 1 where they share one core."""
+    slice_s: float = 0.0
+    """Calibrated. How long engines generate before groups, prompts and weights move, as those of a
+    ``RolloutFeed`` do; 0: these move at once."""
+    turn_s: float = 0.0
+    """Calibrated. What an engine waits for the driver between two slices."""
     matmul_efficiency: float = 0.7
     """Assumed. Share of the peak that large matrix products reach."""
     memory_efficiency: float = 0.7
@@ -101,7 +106,7 @@ FITTED = (
     "train_bytes_per_flop", "decode_overhead_s", "trainer_s_per_sequence", "slow_software",
 )  # fmt: skip
 """Fields of ``Costs`` that a fit may change."""
-CALIBRATED = ("decode_s_per_row", "contention")
+CALIBRATED = ("decode_s_per_row", "contention", "slice_s", "turn_s")
 """Fields of ``Costs`` that only a trace tells of (``rk.sim.fit``); 0 without one."""
 SOURCED = {
     "memory_share": "AReaL's benchmark, legacy tag v0.3.1: SGLang's memory fraction",
@@ -166,6 +171,8 @@ class Run:
             move = getattr(self, name)
             if move is not None and not callable(move):
                 raise TypeError(f"Run.{name}: got {move!r}, need one of rk.sim.moves, or None.")
+            if move is not None:
+                fits(f"Run.{name}", move, "run")
         if self.rollout_devices >= self.num_devices:
             raise ValueError(
                 f"rollout_devices: got {self.rollout_devices} of {self.num_devices} devices, need "

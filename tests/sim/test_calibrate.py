@@ -86,6 +86,21 @@ def test_what_workers_lose_beside_each_other_is_found():
     assert found.costs.contention == pytest.approx(0.5 / 0.3 - 1, rel=0.15)
 
 
+def test_slices_and_what_is_between_them_are_found():
+    """Slices of 10 ms, 2 ms apart; one gap has a swap of 30 ms, which waited for half a slice."""
+    start = np.arange(0, 100) * 0.012
+    start[50:] += 0.03
+    engine = pd.DataFrame({"stage": "generate", "worker": "rollout/0", "start_s": start})
+    swap = {"stage": "reshard", "worker": "driver", "start_s": start[50] - 0.037}
+    swap = pd.DataFrame([swap | {"end_s": swap["start_s"] + 0.035}])
+    trained = turns([8] * 30).query("stage in ('logprobs', 'update')")
+    beside = pd.concat([engine.assign(end_s=start + 0.01), swap, trained]).fillna(0)
+    found = sim.fit(turns([4, 16] * 30), UNKNOWN, beside=beside)
+    assert found.costs.slice_s == pytest.approx(0.01)
+    assert found.costs.turn_s == pytest.approx(0.002)
+    assert found.reshard(found).cost.seconds == pytest.approx(0.03)
+
+
 def test_workers_that_share_a_core_take_as_long_as_one_after_the_other():
     run = replace(TRUE, num_devices=2, rollout_devices=1, costs=replace(RATES, contention=1.0))
     alone = replace(run, costs=replace(RATES, contention=0.0))

@@ -87,6 +87,17 @@ def test_a_mini_batch_takes_at_least_its_longest_sequence():
     assert cost.update(shared, 64 * 1100.0, 0.0, 64).compute_s == pytest.approx(seconds / 4)
 
 
+def test_context_parallel_trainers_exchange_keys_and_values_by_hand():
+    """1,024 bytes a layer and token, of which each of 4 gets three quarters, in 4 passes."""
+    run, tokens = small_run(costs=PLAIN, train=Layout()), 1e6
+    alone, shared = (
+        cost.update(replace(run, train=Layout(cp=cp)), tokens, 0.0, 1000) for cp in (1, 4)
+    )
+    assert alone.network_s == pytest.approx(3 * 2 * WEIGHTS * 0.75 / 450e9)  # gradients
+    exchanged_s = 4 * 0.75 * tokens * 28 * 1024 / 450e9
+    assert shared.network_s - alone.network_s == pytest.approx(exchanged_s)
+
+
 def test_attention_grows_with_the_square():
     """Causal: 2 x 28 layers x 1536 x T^2 on top of 2 x weights x T."""
     model = ModelSpec.qwen25_1_5b()

@@ -110,6 +110,34 @@ def test_a_trainer_that_takes_pieces_starts_earlier():
     assert pieces < whole
 
 
+def test_groups_come_at_the_end_of_a_slice():
+    """An engine that waits as long as it generates takes twice as long, and the rest of a slice."""
+    costs = replace(small_run().costs, reward_s=0.0)
+    alone, sliced = (
+        sim.simulate(
+            small_run(costs=replace(costs, slice_s=each, turn_s=each)),
+            sim.asynchronous(max_staleness=0), steps=4,
+        ).mean("time/generate_s")
+        for each in (0.0, 0.5)
+    )  # fmt: skip
+    assert 2 * alone <= sliced <= 2 * alone + 1.0
+
+
+def test_new_weights_wait_for_the_end_of_a_slice():
+    costs = replace(small_run().costs, slice_s=5.0)
+    run, schedule = small_run(costs=costs), sim.asynchronous(max_staleness=2)
+    waits = sim.simulate(run, schedule, steps=20).mean("time/reshard_s")
+    alone = run.reshard(run).cost.seconds
+    assert alone < waits < alone + 5.0
+
+
+def test_a_synchronous_run_has_no_slices():
+    run = shared_run(costs=replace(small_run().costs, slice_s=5.0, turn_s=5.0))
+    plain = replace(run, costs=replace(run.costs, slice_s=0.0))
+    first, second = (sim.simulate(each, sim.synchronous(), steps=2) for each in (run, plain))
+    assert first.step_s == second.step_s
+
+
 def test_devices_that_take_turns_cannot_run_asynchronously():
     with pytest.raises(ValueError, match="rollout_devices: got 0 with"):
         sim.simulate(shared_run(), sim.asynchronous(max_staleness=1))

@@ -8,9 +8,15 @@ from small_runs import LENGTHS, WORKLOAD, small_run
 
 import rlkit.sim as sim
 from rlkit.config import Layout
-from rlkit.sim import specs
+from rlkit.sim import specs, study
 
-ASYNC = sim.asynchronous(max_staleness=2)
+ASYNC, ONE = sim.asynchronous(max_staleness=2), {"max_staleness": [1]}
+COST = sim.cost.Cost(network_s=1.0)
+MOVE = r"Run.dock: got None from no_cost\(run\), need a Moved. Return rk.sim.moves.Moved"
+
+
+def no_cost(run):
+    """A function of the user that forgot to return."""
 
 
 @pytest.mark.parametrize(
@@ -36,6 +42,8 @@ ASYNC = sim.asynchronous(max_staleness=2)
         (lambda: replace(specs.H100, flops=math.nan), "Device.flops: got nan"),
         (lambda: replace(specs.NODE_H100, num_devices=0), "Node.num_devices: got 0"),
         (lambda: sim.fixed(-1.0), "seconds: got -1.0"),
+        (lambda: sim.moves.Moved(cost=COST, num_bytes=-1.0), "Moved.num_bytes: got -1.0"),
+        (lambda: sim.moves.Moved(cost=COST * math.nan, num_bytes=0.0), "cost.seconds: got nan"),
         (lambda: sim.asynchronous(max_staleness=-1), "max_staleness: got -1, need 0"),
         (lambda: sim.asynchronous(max_staleness=math.nan), "max_staleness: got nan"),
         (lambda: sim.asynchronous(max_staleness=1, max_running=0), "max_running: got 0"),
@@ -58,6 +66,18 @@ def test_a_number_out_of_range_is_named(make, message):
         (lambda: sim.change(small_run(), ASYNC, generate=4), "Run.generate: got 4, need a Layout"),
         (lambda: small_run(num_devices=8.5), "Run.num_devices: got 8.5"),
         (lambda: small_run(reshard="swap"), "Run.reshard: got 'swap', need one of rk.sim.moves"),
+        (lambda: small_run(dock=lambda: None), r"Run.dock: got .*need a function of \(run\)"),
+        (lambda: sim.sweep(small_run(dock=no_cost), ASYNC, ONE), MOVE),
+        (lambda: sim.simulate(small_run(reshard=no_cost), ASYNC), MOVE.replace("dock", "reshard")),
+        (lambda: sim.moves.Moved(cost=1.0, num_bytes=0.0), "Moved.cost: got 1.0, need a Cost"),
+        (
+            lambda: sim.simulate(small_run(), sim.Schedule(start=no_cost)),
+            "Schedule.start: got None, need a function .* an iterator of records",
+        ),
+        (
+            lambda: study.predict({}, lambda row, parameters: None, study.Parameters()),
+            r"build\(row, parameters\): got None, need a Plan",
+        ),
         (lambda: sim.Costs(reward_s=None), "Costs.reward_s: got None"),
         (lambda: sim.simulate(ASYNC, small_run()), "run: got Schedule, need a Run"),
         (lambda: sim.sweep(small_run(), ASYNC, ["max_staleness"]), "over: got .*need a Mapping"),
