@@ -63,7 +63,7 @@ def memory(run: Run) -> Memory:
     generate = {"weights": weights + kept, "kv_cache": used}
     if run.shared:
         generate["host_swap"] = reshard.host_bytes
-    shard, dp = train_shard_bytes(run), max(1, run.train_dp)
+    shard, dp = train_shard_bytes(run), max(1, run.train_dp * run.train.cp)
     spread_over = run.train.pp * run.train.ep * run.train.tp_of_experts
     experts = 2.0 * run.counts.expert_parameters / spread_over
     expert_dp = max(1, run.train_devices // spread_over)

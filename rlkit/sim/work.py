@@ -178,6 +178,11 @@ class Run:
                 f"rollout_devices: got {self.rollout_devices} of {self.num_devices} devices, need "
                 "at least one that trains; 0 shares all of them."
             )
+        if self.generate.cp > 1:
+            raise ValueError(
+                f"Run.generate: got cp={self.generate.cp}, need cp=1: ranks of an engine share no "
+                "sequence's tokens. Use tp or ep."
+            )
         if self.workload.prompts % self.chunks:
             raise ValueError(
                 f"chunks: got {self.chunks} for {self.workload.prompts} prompts, need a divisor."

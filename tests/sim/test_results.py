@@ -70,6 +70,9 @@ def test_memory_of_a_trainer_by_hand():
     assert update["weights"] == pytest.approx(2 * 1.544e9 / 2, rel=1e-3)
     assert update["gradients"] == pytest.approx(4 * 1.544e9 / 2, rel=1e-3)
     assert update["optimizer"] == pytest.approx(12 * 1.544e9 / 2 / 4, rel=1e-3)
+    context = memory(replace(run, train=Layout(tp=2, cp=4))).update  # the same ranks hold copies
+    assert context["optimizer"] == update["optimizer"]
+    assert context["activations"] == pytest.approx(update["activations"] / 4)
 
 
 def test_optimizer_state_of_experts_is_spread_over_their_own_copies():

@@ -25,6 +25,7 @@ def no_cost(run):
         (lambda: small_run(num_devices=0), r"Run.num_devices: got 0, need at least 1"),
         (lambda: small_run(rollout_devices=-4), r"Run.rollout_devices: got -4, need at least 0"),
         (lambda: small_run(rollout_devices=16), "need at least one that trains"),
+        (lambda: small_run(generate=Layout(cp=2)), "Run.generate: got cp=2, need cp=1"),
         (lambda: small_run(chunks=0), "Run.chunks: got 0"),
         (lambda: small_run(minibatches=0), "Run.minibatches: got 0"),
         (lambda: small_run(trained_share=0.0), "Run.trained_share: got 0.0, need .* above 0"),
