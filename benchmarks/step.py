@@ -6,13 +6,15 @@
 (In an environment that has rlkit; TRL is no dependency of it.) Both train the same random weights
 on the same prompts: 16 tokens, 8 responses of equal length each, one optimizer step of AdamW,
 fp32, one thread. Neither has a reference model, and the logprobs of the first and only step stand
-for the old ones. TRL generates with transformers; it computes activations again unless
-``--keep-activations`` says otherwise, which is its quicker and larger way.
+for the old ones. TRL generates with transformers; when it is timed it computes activations again,
+as is its default, unless ``--keep-activations`` says otherwise, its quicker and larger way.
 
 Each system is a process. They take turns step by step; a ratio is that of two medians, CPU ratios
-are those of CPU seconds, which other work on the machine disturbs less. Memory is another pass, in
-which every large block goes back to the system when it is freed: the highest resident bytes of a
-step above those before it, so activations, logits, gradients and what generation holds meanwhile.
+are those of CPU seconds, which other work on the machine disturbs less. Memory is two more passes
+of one step, in which every large block goes back to the system when it is freed: both systems keep
+activations, then both compute them again. It is the highest resident bytes of a step above those
+before it, so activations, logits, gradients (their bytes stand beside) and what generation holds
+meanwhile.
 The train step's rate is 6 FLOP a weight and token (forward and backward; embeddings and logits of
 tokens that predict a response only) over that of a large matmul in the same turn.
 """
@@ -23,6 +25,7 @@ os.environ.pop("OPENBLAS_CORETYPE", None)  # it may force kernels of another pro
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import argparse
+import functools
 import importlib.util
 import statistics
 import tempfile
@@ -91,7 +94,9 @@ def of_rlkit(pipe: Any, name: str, folder: str, options: argparse.Namespace) -> 
     cluster = rk.launch(backend="local")
     tokens = RESPONSE_TOKENS[name]
     rollout = cluster.spawn(rk.RolloutWorker, model, max_new_tokens=tokens)
-    actor = cluster.spawn(rk.ActorWorker, model, lr=LR)
+    again = rk.TorchOptions(recompute=options.recompute["rlkit"])
+    backend = functools.partial(rk.TorchBackend, options=again)
+    actor = cluster.spawn(rk.ActorWorker, model, lr=LR, backend=backend)
     resharder = rk.Resharder(source=actor, target=rollout)
     pairs = [(text, "") for text in texts(PROMPTS[name])]
     task = rk.tasks.from_list(pairs, verify=length_reward)
@@ -152,7 +157,7 @@ def of_trl(pipe: Any, name: str, folder: str, options: argparse.Namespace) -> No
             per_device_train_batch_size=PROMPTS[name] * SAMPLES, num_generations=SAMPLES,
             max_completion_length=RESPONSE_TOKENS[name], temperature=1.0,
             max_steps=options.steps + 1, dataloader_pin_memory=False,
-            gradient_checkpointing=not options.keep_activations,
+            gradient_checkpointing=options.recompute["TRL"],
         )  # fmt: skip
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
@@ -226,10 +231,14 @@ def run(
 
 def measure(name: str, options: argparse.Namespace) -> dict[str, object]:
     """One row of the table."""
+    sized = {}
     with tempfile.TemporaryDirectory() as folder:
         rk.models.tiny(spec=SPECS[name]).save(folder)
+        options.recompute = {"rlkit": False, "TRL": not options.keep_activations}
         timed = run(name, folder, options, environment={})
-        sized = run(name, folder, options, environment=EACH_BLOCK_TO_THE_SYSTEM)
+        for kind, again in (("kept", False), ("recomputed", True)):
+            once = argparse.Namespace(steps=1, recompute=dict.fromkeys(SYSTEMS, again))
+            sized[kind] = run(name, folder, once, environment=EACH_BLOCK_TO_THE_SYSTEM)
     middle = lambda rows, key: statistics.median(row[key] for row in rows)
     tokens = PROMPTS[name] * SAMPLES * (PROMPT_TOKENS + RESPONSE_TOKENS[name])
     row: dict[str, object] = {"model": name, "tokens": tokens}
@@ -238,9 +247,10 @@ def measure(name: str, options: argparse.Namespace) -> dict[str, object]:
     for kind, title in (("s", "ratio"), ("CPU s", "CPU ratio")):
         row[title] = round(middle(timed["TRL"], kind) / middle(timed["rlkit"], kind), 2)
     row["goal"] = GOALS[name]
-    for system, rows in sized.items():
-        row[f"{system} peak MiB"] = round(middle(rows, "MiB"))
-    row["peak ratio"] = round(middle(sized["rlkit"], "MiB") / middle(sized["TRL"], "MiB"), 2)
+    for kind, found in sized.items():
+        mine, theirs = (middle(found[system], "MiB") for system in SYSTEMS)
+        row[f"peak MiB, {kind}"] = f"{mine:.0f} of {theirs:.0f}: {mine / theirs:.2f}"
+    row["gradients MiB"] = round(4 * SPECS[name].num_parameters / 2**20)
     rate = train_flops(name) / middle(timed["rlkit"], "train CPU s")
     row["train / matmul"] = round(rate / middle(timed["rlkit"], "matmul"), 2)
     return row
@@ -256,7 +266,7 @@ def main() -> None:
     if importlib.util.find_spec("trl") is None:
         raise SystemExit("TRL: not installed; the first lines of this file say how.")
     rows = [measure(name, options) for name in options.models]
-    print(f"measured, 1 thread, medians of {options.steps} steps; goal of peak ratio: 0.5")
+    print(f"measured, 1 thread, medians of {options.steps} steps; goal of peaks: 0.5 of TRL's")
     print(pd.DataFrame(rows).to_string(index=False))
 
 
