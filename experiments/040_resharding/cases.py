@@ -9,6 +9,7 @@ PLANNED = {
     "Qwen2.5-7B": (ModelSpec.qwen25_7b(), Layout(tp=2, pp=2), Layout(), 16),
     "Qwen2.5-32B": (
         ModelSpec.qwen25_32b(), Layout(tp=4, pp=4, stages=(16, 17, 16, 15)), Layout(tp=2), 16),
+    "Qwen2.5-32B, 32k": (ModelSpec.qwen25_32b(), Layout(tp=8, pp=2, cp=2), Layout(tp=4), 64),
     "Qwen3-30B-A3B": (
         ModelSpec.qwen3_30b_a3b(), Layout(tp=4, ep=8, expert_tp=1),
         Layout(ep=8, expert_tp=1), 16),
