@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -198,7 +199,8 @@ def measure(rank: int, ranks: int, port: int, queue, args: argparse.Namespace) -
     group = device.process_group("cpu", store=store, rank=rank, size=ranks, timeout_s=300)
     model, rows, shares = model_of(args.mib), [], []
     for name, strategy in STRATEGIES.items():
-        plan = plan_reshard(model, *layouts(ranks), devices=ranks, strategy=strategy)
+        sized = partial(strategy, bucket_mib=args.bucket_mib)
+        plan = plan_reshard(model, *layouts(ranks), devices=ranks, strategy=sized)
         tensors = {
             name: torch.ones(shape, dtype=getattr(torch, dtype)).normal_()
             for name, shape, dtype in plan.cut.train.tensors(rank)
@@ -254,6 +256,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=float, default=256, help="size of the model in bf16")
+    parser.add_argument("--bucket-mib", type=float, default=64, help="of both kinds of transfer")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="2 or 4")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
