@@ -3,18 +3,23 @@
     python benchmarks/reshard.py --mib 256 --ranks 2 4
 
 Processes of this machine over gloo, one thread each. A plain transfer moves the plan's bytes
-between buffers that lie ready: a message a peer and bucket, and copies of what stays on its device.
-Of a plan that swaps it also copies to other buffers and back, and takes the memory for generation
-from the system. Resharding also cuts, packs and unpacks what does not lie in one run, and with
-checks takes the fingerprints of both ends. They take turns, and the quickest time of each counts,
-for other jobs only add to it. The second table says what the ratio with checks consists of: seconds
-of the thread that reshards, in each of PHASES, over those of the plain transfer.
+between the same pairs of ranks in the same buckets: all receives and sends of a bucket at once, a
+message a peer, and copies of what stays on its device. It reads memory as large as the training
+shards and fills memory as large as generation's, in order, as resharding must: a small buffer used
+again and again would stay in the processor's cache. Of a plan that swaps it also copies to other
+buffers and back, and makes the tensors of generation anew. It does nothing else. Resharding also
+cuts, packs and unpacks what does not lie in one run, in a message a large piece, and with checks
+takes the fingerprints of both ends. They take turns, and the quickest time of each counts, for
+other jobs only add to it. The second table says what the ratio with checks consists of: seconds of
+the thread that reshards, in each of PHASES, over those of the plain transfer.
 """
 
 import argparse
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -93,33 +98,50 @@ def timed(group, repeats: int, *bodies: Callable[[], object]) -> list[Times]:
 
 
 def plain(group, shards: Shards) -> Callable[[], None]:
-    """The plan's bytes between buffers that lie ready."""
+    """The plan's bytes from as much memory as training's to as much as generation's."""
     rank, share, swaps = shards.rank, shards.share, shards.plan.swaps
-    sizes = {
-        bucket: [
+    generation = list(shards.begin().values())
+    sizes = [
+        [
             [(m.peer, m.nbytes) for m in messages.get(bucket, [])]
             for messages in (share.incoming, share.outgoing)
         ]
         for bucket in range(share.num_buckets)
-    }
-    most = max((n for pairs in sizes.values() for each in pairs for _, n in each), default=0)
-    outbox = torch.ones(most, dtype=torch.uint8)
-    inbox = {peer: outbox.clone() for pairs in sizes.values() for peer, _ in pairs[0]}
-    held = sum(t.nbytes for t in shards.begin().values())
+    ]
+    most = max(n for pairs in sizes for each in pairs for _, n in each)
+    outbox, inbox = (
+        torch.ones(max(most, sum(t.nbytes for t in tensors)), dtype=torch.uint8)
+        for tensors in (shards.training.values(), generation)
+    )
 
     def run() -> None:
         if swaps:
-            torch.empty(held, dtype=torch.uint8)[::4096] = 1  # a page of memory each
-        for bucket, both in sizes.items():
+            for fresh in [torch.empty_like(tensor) for tensor in generation]:
+                fresh.view(-1).view(torch.uint8)[::4096] = 1  # a page of memory each
+        into, out = Cursor(inbox), defaultdict(lambda: Cursor(outbox))  # a peer each
+        for bucket, both in enumerate(sizes):
             incoming, outgoing = ([each for each in pairs if each[0] != rank] for pairs in both)
-            works = [group.recv([inbox[peer][:n]], peer, bucket) for peer, n in incoming]
-            works += [group.send([outbox[:n]], peer, bucket) for peer, n in outgoing]
+            works = [group.recv([into.next(n)], peer, bucket) for peer, n in incoming]
+            works += [group.send([out[peer].next(n)], peer, bucket) for peer, n in outgoing]
             for _, n in (each for each in both[0] if each[0] == rank):
-                inbox[rank][:n].copy_(outbox[:n])
+                into.next(n).copy_(out[rank].next(n))
             for work in works:
                 work.wait()
 
     return run
+
+
+class Cursor:
+    """Goes through a buffer, and begins again where the rest of it is too short."""
+
+    def __init__(self, flat: torch.Tensor) -> None:
+        self.flat, self.start = flat, 0
+
+    def next(self, size: int) -> torch.Tensor:
+        """The next ``size`` bytes."""
+        start = self.start if self.start + size <= len(self.flat) else 0
+        self.start = start + size
+        return self.flat[start : self.start]
 
 
 @contextmanager
@@ -177,7 +199,8 @@ def measure(rank: int, ranks: int, port: int, queue, args: argparse.Namespace) -
     group = device.process_group("cpu", store=store, rank=rank, size=ranks, timeout_s=300)
     model, rows, shares = model_of(args.mib), [], []
     for name, strategy in STRATEGIES.items():
-        plan = plan_reshard(model, *layouts(ranks), devices=ranks, strategy=strategy)
+        sized = partial(strategy, bucket_mib=args.bucket_mib)
+        plan = plan_reshard(model, *layouts(ranks), devices=ranks, strategy=sized)
         tensors = {
             name: torch.ones(shape, dtype=getattr(torch, dtype)).normal_()
             for name, shape, dtype in plan.cut.train.tensors(rank)
@@ -233,6 +256,7 @@ def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=float, default=256, help="size of the model in bf16")
+    parser.add_argument("--bucket-mib", type=float, default=64, help="of both kinds of transfer")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="2 or 4")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()

@@ -102,10 +102,13 @@ class Exchange:
         parts = message.parts(self.shards.training, flat, in_place=self.in_place)
         pack(parts)
         frames, place = message.frames(parts, flat), (message.peer, message.bucket)
-        works = [self.group.send([frame.bytes], *place) for frame in frames]
-        if self.version is not None:
-            sums = torch.cat([self._fingerprints(frame, self.version) for frame in frames])
-            works.append(self.group.send([sums], *place))
+        works, sums = [], []
+        for frame in frames:
+            works.append(self.group.send([frame.bytes], *place))
+            if self.version is not None:  # just read, so still in the processor's cache
+                sums.append(self._fingerprints(frame, self.version))
+        if sums:
+            works.append(self.group.send([torch.cat(sums)], *place))
         return works
 
     def _fingerprints(self, frame: Frame, version: int) -> Tensor:

@@ -1,6 +1,5 @@
 """Fingerprints of tensors: an integer over the bits, so that copies can be compared from afar."""
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -27,26 +26,20 @@ def fingerprint_tensor(tensor: Tensor) -> Tensor:
     Bits are read once, as fast as memory is: words in one column of a block are added up, and the
     sums multiplied. Words that changed places in a column, 2008 bytes apart, are not noticed.
     """
-    words = _words(tensor)
-    num, left = divmod(len(words), _ROWS * _COLUMNS)
-    blocks, rest = words[: len(words) - left], words[len(words) - left :]
-    sums = blocks.view(num, _ROWS, _COLUMNS).sum(1)  # [blocks, columns]
-    factors, steps = _factors(words.device), torch.arange(num, device=words.device)
-    total = (sums * (factors[:_COLUMNS] + 2 * _ODD * steps[:, None])).sum()
-    return total + (rest * factors[_NUM_FACTORS - left :]).sum() + (_ODD + len(words))
+    return fingerprint_rows(words_of(tensor)[None])[0]
 
 
-def fingerprints_packed(flat: Tensor, sizes: Sequence[int]) -> Tensor:
-    """One for each of several small pieces of ``sizes`` words that lie end to end in ``flat``
-    [bytes], [pieces]: a few operations for all of them.
-    """
-    factors = _factors(flat.device)
-    assert max(sizes) <= _NUM_FACTORS, max(sizes)
-    chunks = flat.view(torch.int64).split(_NUM_FACTORS)
-    totals = torch.cat([chunk * factors[: len(chunk)] for chunk in chunks]).cumsum(0)
-    lengths = torch.tensor(sizes, device=flat.device)
-    ends = totals[lengths.cumsum(0) - 1]
-    return ends.diff(prepend=ends.new_zeros(1)) + (_ODD + lengths)
+def fingerprint_rows(words: Tensor) -> Tensor:
+    """One for each row of words [rows, words], [rows]: a few operations for all of them."""
+    num, left = divmod(words.shape[1], _ROWS * _COLUMNS)
+    blocks, rest = words.tensor_split((words.shape[1] - left,), 1)
+    factors = _factors(words.device)
+    total = (rest * factors[_NUM_FACTORS - left :]).sum(1) + (_ODD + words.shape[1])
+    if num:
+        sums = blocks.unflatten(1, (num, _ROWS, _COLUMNS)).sum(2)  # [rows, blocks, columns]
+        steps = torch.arange(num, device=words.device)
+        total += (sums * factors[:_COLUMNS].add(steps[:, None], alpha=2 * _ODD)).sum((1, 2))
+    return total
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -54,7 +47,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def _words(tensor: Tensor) -> Tensor:
+def words_of(tensor: Tensor) -> Tensor:
     """The bits as int64, the last word filled up with zeros."""
     flat = as_bytes(tensor.contiguous())
     if len(flat) % 8 or flat.storage_offset() % 8:

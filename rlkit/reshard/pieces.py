@@ -8,13 +8,14 @@ they belong; only those that do not lie in one run are copied.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlkit.reshard.fingerprints import as_bytes, fingerprint_tensor, fingerprints_packed
+from rlkit.reshard.fingerprints import as_bytes, fingerprint_rows, words_of
 from rlkit.reshard.plan_moves import ReshardPlan
 from rlkit.reshard.plan_ranks import Place, itemsize
 
@@ -70,7 +71,7 @@ class Message:
     bucket: int
     peer: int
     pieces: tuple[Piece, ...]
-    """Small ones first."""
+    """From the smallest to the largest."""
 
     @property
     def nbytes(self) -> int:
@@ -116,10 +117,12 @@ class Frame(NamedTuple):
         """[parts]. The version is part of them, so that a message of an earlier reshard is no
         message.
         """
-        if self.inside[0].piece.nbytes >= LARGE:
-            return fingerprint_tensor(self.bytes).reshape(1) ^ version
-        sizes = [_aligned(part.piece.nbytes) // 8 for part in self.inside]
-        return fingerprints_packed(self.bytes, sizes) ^ version
+        words, start, found = words_of(self.bytes), 0, []
+        for length, same in groupby(_aligned(part.piece.nbytes) // 8 for part in self.inside):
+            end = start + len(list(same)) * length
+            found.append(fingerprint_rows(words[start:end].view(-1, length)))
+            start = end
+        return torch.cat(found) ^ version
 
 
 def pack(parts: Sequence[Part]) -> None:
@@ -219,7 +222,7 @@ class Share:
                     here = side.place(rank, p, layer, (expert, expert + 1), part)[0]
                 name = p.named(layer, expert)
                 found.append(Piece(name, tuple(corner), p.dtype, nbytes, here))
-        return tuple(sorted(found, key=lambda piece: piece.nbytes >= LARGE))
+        return tuple(sorted(found, key=lambda piece: piece.nbytes))
 
 
 def _rows_by_message(bucket: np.ndarray, peer: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:

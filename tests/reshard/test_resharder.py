@@ -9,7 +9,7 @@ import torch
 
 import rlkit as rk
 from rlkit.reshard import Held, allgather_swap, direct, naive, separate, shard
-from rlkit.reshard.fingerprints import fingerprint
+from rlkit.reshard.fingerprints import fingerprint, fingerprint_rows
 
 
 def pair(cluster, rollout_class=rk.RolloutWorker, n=1, **options):
@@ -78,6 +78,12 @@ def test_rows_of_a_large_tensor_that_change_places_change_the_fingerprint(size):
 
 def test_swapping_two_elements_changes_the_fingerprint():
     assert fingerprint(torch.tensor([1.0, 2.0])) != fingerprint(torch.tensor([2.0, 1.0]))
+
+
+@pytest.mark.parametrize("length", [1, 8032, 20_000])
+def test_fingerprints_of_rows_are_those_of_each_row(length):
+    rows = torch.randint(-(2**62), 2**62, (3, length))
+    assert fingerprint_rows(rows).tolist() == [fingerprint(row) for row in rows]
 
 
 def test_another_model_at_the_target_is_an_error_that_names_the_parameter():
