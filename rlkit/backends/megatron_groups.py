@@ -16,17 +16,17 @@ def open_groups(layout: Layout, context: Any, device: torch.device) -> None:
     """
     from megatron.core import parallel_state
 
-    sizes, timeout_s = _sizes(layout), getattr(context, "timeout_s", 600.0)
     if parallel_state.model_parallel_is_initialized():
-        _check_same(sizes)
+        _check_same(layout)
         return
+    timeout_s = getattr(context, "timeout_s", 600.0)
     open_world(layout, context, device)
     parallel_state.initialize_model_parallel(
-        sizes[0],
-        sizes[1],
-        context_parallel_size=sizes[2],
-        expert_model_parallel_size=sizes[3],
-        expert_tensor_parallel_size=sizes[4],
+        layout.tp,
+        layout.pp,
+        context_parallel_size=layout.cp,
+        expert_model_parallel_size=layout.ep,
+        expert_tensor_parallel_size=layout.tp_of_experts,
         distributed_timeout_minutes=timeout_s / 60,  # type: ignore[arg-type]
         order=layout.rank_order,
         create_gloo_process_groups=False,
@@ -54,13 +54,10 @@ def from_last_stage(value: list[Any]) -> list[Any]:
     return found[0]
 
 
-def _sizes(layout: Layout) -> tuple[int, ...]:
-    return layout.tp, layout.pp, layout.cp, layout.ep, layout.tp_of_experts
-
-
-def _check_same(sizes: tuple[int, ...]) -> None:
+def _check_same(layout: Layout) -> None:
     from megatron.core import parallel_state as state
 
+    sizes = layout.tp, layout.pp, layout.cp, layout.ep, layout.tp_of_experts
     there = (
         state.get_tensor_model_parallel_world_size(),
         state.get_pipeline_model_parallel_world_size(),

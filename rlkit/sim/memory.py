@@ -61,7 +61,7 @@ def memory(run: Run) -> Memory:
     most = -(-run.workload.sequences // max(1, run.num_engines))
     used = max(0.0, min(share, most * run.kv_bytes * context / devices))
     generate = {"weights": weights + kept, "kv_cache": used}
-    if run.shared:
+    if run.shared and run.reshard:
         generate["host_swap"] = reshard.host_bytes
     shard, dp = train_shard_bytes(run), max(1, run.train_dp * run.train.cp)
     spread_over = run.train.pp * run.train.ep * run.train.tp_of_experts

@@ -62,7 +62,9 @@ def numbers(metrics):
     return {name: value for name, value in metrics.items() if not isinstance(value, str)}
 
 
-def test_two_ranks_train_as_one_process_and_hand_their_weights_on(ray_cluster, actor, tmp_path):
+def test_two_ranks_train_as_one_process_and_hand_their_weights_on(
+    ray_cluster, actor, tmp_path, request
+):
     batch, one = make_batch(), rk.ActorWorker(make_model(), lr=1e-3)
     for _ in range(2):
         expected = one.compute_logprobs(batch).load(batch.uids).padded()
@@ -70,10 +72,11 @@ def test_two_ranks_train_as_one_process_and_hand_their_weights_on(ray_cluster, a
         torch.testing.assert_close(batch["now"], expected, atol=1e-5, rtol=1e-4)
         metrics = [each.update(batch, loss_fn=loss_fn, minibatches=2) for each in (one, actor)]
         assert numbers(metrics[1]) == pytest.approx(numbers(metrics[0]), abs=1e-4)
+    # AdamW makes a step of 1e-3 of a gradient near 0, whatever of it is rounding.
+    atol = 1e-4 if "context" in request.node.callspec.params["actor"] else 1e-5
     for weights in actor.weights():
         for name, weight in one.weights().items():
-            # A step is 1e-3.
-            torch.testing.assert_close(weights[name], weight, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(weights[name], weight, atol=atol, rtol=1e-4)
     rollout = ray_cluster.spawn(rk.RolloutWorker, make_model(), name="served")
     report = rk.Resharder(source=actor, target=rollout).reshard()
     assert (report.version, report.verified) == (2, True)

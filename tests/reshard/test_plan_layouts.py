@@ -234,16 +234,27 @@ def test_a_bucket_below_two_rows_is_an_error():
         ({"strategy": lambda: None}, r"strategy: got <lambda>\(\), need a function of \(cut\)"),
         ({"strategy": lambda cut: 3}, "strategy's plan: got 3, need a ReshardPlan"),
         ({"strategy": functools.partial(direct, bucket_mib="64")}, "bucket_mib: got '64', need"),
+        ({"forms": (megatron, "vllm")}, "forms: got 'vllm', need a function of"),
+    ],
+)
+def test_a_name_in_place_of_a_part_is_named(wrong, message):
+    parts = {"model": LLAMA, "train": Layout(tp=2), "infer": Layout()} | wrong
+    with pytest.raises(TypeError, match=message):
+        plan_reshard(**parts)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
         ({"strategy": functools.partial(naive, bucket_mib=math.inf)}, "bucket_mib: got inf, need"),
         ({"devices": (2, 2, 2)}, r"devices: got \(2, 2, 2\), need a number, or a pair"),
         ({"forms": megatron}, "forms: got <function megatron .*, need a pair"),
-        ({"forms": (megatron, "vllm")}, "forms: got 'vllm', need a function of"),
         ({"dtype": torch.bfloat16}, "dtype: got torch.bfloat16, need torch's name"),
     ],
 )
-def test_what_is_no_such_part_is_named(wrong, message):
+def test_a_value_that_no_plan_has_is_named(wrong, message):
     parts = {"model": LLAMA, "train": Layout(cp=2), "infer": Layout()} | wrong
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises(ValueError, match=message):
         plan_reshard(**parts)
 
 
